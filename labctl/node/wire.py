@@ -1,0 +1,182 @@
+"""What travels between labctl and the nodes: the run plan (one JSON file) and the events (JSON lines).
+
+Stated once, here; `labctl.drive` and `labctl.runs` import it. Standard library only, Python 3.10 or newer:
+this module is part of the payload that runs on the nodes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+PLAN_FORMAT = 1
+JOB_NAME = "local"
+
+# Names of the files in a run's directory on task 0's node.
+PLAN_FILE = "plan.json"
+PAYLOAD_FILE = "payload.pyz"
+EVENTS_FILE = "events.jsonl"
+STDOUT_FILE = "stdout"
+STDERR_FILE = "stderr"
+CANCELLED_FILE = "cancelled"  # labctl leaves it before it stops a run on purpose
+
+# Exit statuses of the client process.
+EXIT_OK = 0
+EXIT_WRONG = 10  # the result differs from float64
+EXIT_FAILED = 11  # TensorFlow or the script raised; the `error` event has the text
+EXIT_PEER_LOST = 12  # a peer's port stopped answering in mid-run
+EXIT_BAD_PLAN = 13  # the plan cannot be run (too large, unknown format)
+
+# Kinds of events. Every event has: `event` (its kind), `t` (Unix time, integer nanoseconds, this node's
+# clock), `mono` (this process's monotonic clock, integer nanoseconds), `source` (`client` or `join-server`),
+# `task` (index).
+HELLO = "hello"  # pid, python, tensorflow, numpy, kernel, cpus, cpu_model, process_start_t (ns)
+PHASE_BEGIN = "phase_begin"  # phase
+PHASE_END = "phase_end"  # phase, duration_ns
+STEP = "step"  # index (0 first), kind (`cold`|`warm`), total (all steps planned), duration_ns
+RESULT = "result"  # ok, relative_error, power_computed, norm, checked_by, plus `section_us`, `end_to_end_us`
+ERROR = "error"  # type, message
+PEER = "peer"  # peer_task, address, state (`answers`|`refused`|`timed out`|`not resolvable`)
+NOTE = "note"  # text
+BYE = "bye"  # exit
+
+# Phases of the client, in order. A phase may be absent; phases of one task never overlap.
+PHASE_INTERPRETER = "interpreter"
+PHASE_IMPORT_NUMPY = "import_numpy"
+PHASE_IMPORT_TENSORFLOW = "import_tensorflow"
+PHASE_PEERS = "wait_for_peers"
+PHASE_SERVER = "server"
+PHASE_INPUTS = "inputs"
+PHASE_GRAPH = "graph"
+PHASE_SESSION = "session"
+PHASE_STAGE = "stage_inputs"
+PHASE_FIRST_STEP = "first_step"
+PHASE_WARM_STEPS = "warm_steps"
+PHASE_VERIFY = "verify"
+PHASE_SCRIPT = "script"
+
+Algorithm = Literal["listing", "chain", "squaring"]
+Feed = Literal["fed", "staged"]
+Placement = Literal["lab", "one-host", "one-process"]
+Api = Literal["session", "tf2"]
+Device = Literal["cpu", "gpu"]
+
+ALGORITHMS: tuple[Algorithm, ...] = ("listing", "chain", "squaring")
+FEEDS: tuple[Feed, ...] = ("fed", "staged")
+PLACEMENTS: tuple[Placement, ...] = ("lab", "one-host", "one-process")
+APIS: tuple[Api, ...] = ("session", "tf2")
+
+
+@dataclass(frozen=True)
+class MatpowPlan:
+    """Parameters of the built-in experiment: the sum over all tasks k of M_k^n, M_k an L x L float32 matrix.
+
+    Attributes:
+        size: L, rows and columns.
+        power: n, factors in each product (`listing` computes n + 1, as the question's recursion does).
+        algorithm: How the power is formed.
+        feed: `fed` sends the inputs with every step, `staged` keeps them in variables on their task.
+        placement: `lab` one matrix per task; `one-host` as many servers on task 0's node; `one-process` no server.
+        api: `session` (tf.compat.v1) or `tf2` (connect to cluster + tf.function).
+        device: Device type of the products.
+        inter_op: Threads of TF's inter-op pool on the client's server, None for TF's default.
+        repeat: Warm steps after the cold one.
+        seed: Of the random inputs.
+    """
+
+    size: int = 1000
+    power: int = 5
+    algorithm: Algorithm = "chain"
+    feed: Feed = "fed"
+    placement: Placement = "lab"
+    api: Api = "session"
+    device: Device = "cpu"
+    inter_op: int | None = 2
+    repeat: int = 10
+    seed: int = 20170901
+
+
+@dataclass(frozen=True)
+class ScriptPlan:
+    """A user's script.
+
+    Attributes:
+        file: Its name in the run directory.
+        args: Its arguments.
+    """
+
+    file: str
+    args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """All that the client needs to know; written to `plan.json` in its run directory.
+
+    Attributes:
+        run_id: Of the run.
+        cluster: `host:port` of each task, in task order.
+        matpow: The built-in experiment, or None.
+        script: The user's script, or None. Exactly one of the two is given.
+        trace: Take one more, traced step and store its step stats below `trace/`.
+        peer_timeout_s: Seconds that the client waits for each peer's port at the start.
+        format: Version of this structure.
+    """
+
+    run_id: str
+    cluster: tuple[str, ...]
+    matpow: MatpowPlan | None = None
+    script: ScriptPlan | None = None
+    trace: bool = False
+    peer_timeout_s: float = 10.0
+    format: int = PLAN_FORMAT
+
+    def to_json(self) -> str:
+        """Return the plan as one JSON document."""
+        return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> RunPlan:
+        """Return the plan of a JSON document.
+
+        Raises:
+            ValueError: It is not a plan of this format.
+        """
+        try:
+            data: dict[str, Any] = json.loads(text)
+            if data["format"] != PLAN_FORMAT:
+                raise ValueError(f"plan format {data['format']}, this payload knows {PLAN_FORMAT}")
+            matpow, script = data.pop("matpow"), data.pop("script")
+            if (matpow is None) == (script is None):
+                raise ValueError("a plan has either matpow or script")
+            data["cluster"] = tuple(data["cluster"])
+            if script is not None:
+                script["args"] = tuple(script["args"])
+            return cls(
+                **data,
+                matpow=None if matpow is None else MatpowPlan(**matpow),
+                script=None if script is None else ScriptPlan(**script),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a run plan: {error!r}") from error
+
+
+def cluster_spec(addresses: tuple[str, ...]) -> dict[str, list[str]]:
+    """Return the TF cluster spec of a list of `host:port` in task order."""
+    return {JOB_NAME: list(addresses)}
+
+
+def spec_text(addresses: tuple[str, ...]) -> str:
+    """Return the cluster spec as the one line that is hashed and written to `/etc/tf-join-server/cluster.json`.
+
+    Ansible's `to_json(sort_keys=true, separators=...)` of the same addresses gives the same text.
+    """
+    return json.dumps({"cluster": cluster_spec(addresses)}, sort_keys=True, separators=(",", ":"))
+
+
+def spec_hash(addresses: tuple[str, ...]) -> str:
+    """Return the sha256 of `spec_text`, hex: equal on all nodes of a lab that was provisioned as it is."""
+    return hashlib.sha256(spec_text(addresses).encode()).hexdigest()

@@ -1,0 +1,123 @@
+"""Transient units: a process on a node that outlives the connection that started it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+EXIT_FILE = "exit.json"
+
+
+@dataclass(frozen=True, slots=True)
+class UnitSpec:
+    """What to start.
+
+    Attributes:
+        name: Unit name with its suffix, e.g. `labctl-run.service`. One at a time: the name is the lock.
+        description: Whose it is; for a run `labctl run <run id>`.
+        argv: Program (absolute path) and arguments.
+        env: Whole extra environment; no proxy variables, no secrets on argv.
+        directory: Working directory on the node, existing; `stdout`, `stderr` and `exit.json` are written there.
+        user: System user to run as; None for the login user (process units always run as the caller).
+        deadline_s: Seconds after which the node itself ends it.
+        stop_timeout_s: Seconds between TERM and KILL.
+    """
+
+    name: str
+    description: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    directory: str
+    user: str | None
+    deadline_s: float
+    stop_timeout_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class UnitEnd:
+    """How a unit ended, as written to `exit.json` by systemd (ExecStopPost) or by the process supervisor.
+
+    Attributes:
+        result: systemd's `$SERVICE_RESULT`: success, exit-code, signal, core-dump, timeout, oom-kill, …
+        exit_code: systemd's `$EXIT_CODE`: exited, killed, dumped.
+        exit_status: Exit status as text ("0", "3") or a signal's name ("TERM").
+        ended_at_s: Unix time on the node, seconds.
+    """
+
+    result: str
+    exit_code: str
+    exit_status: str
+    ended_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class UnitState:
+    """A unit as it is now.
+
+    Attributes:
+        load: systemd's LoadState (`loaded`, `not-found`, `masked`).
+        active: systemd's ActiveState; `inactive` when the unit is not loaded.
+        sub: systemd's SubState.
+        result: systemd's Result.
+        description: Its description, "" when not loaded.
+        main_pid: 0 if none.
+        invocation_id: Changes with each start; "" when never started.
+        restarts: systemd's NRestarts.
+        started_at_s: Unix time on the node of the last start, None when never started.
+        boot_id: The node's boot.
+    """
+
+    load: str
+    active: str
+    sub: str
+    result: str
+    description: str
+    main_pid: int
+    invocation_id: str
+    restarts: int
+    started_at_s: float | None
+    boot_id: str
+
+    @property
+    def running(self) -> bool:
+        return self.active in {"active", "activating", "deactivating", "reloading"}
+
+
+class Units(Protocol):
+    """Starts and watches units on one node: `SystemdUnits(executor)` or `ProcessUnits(executor)`."""
+
+    kind: Literal["systemd", "process"]
+
+    def start(self, spec: UnitSpec) -> UnitState:
+        """Start a unit; a finished one of the same name is cleared first.
+
+        Raises:
+            LabBusyError: A unit of that name is still running; the message has its description.
+            RemoteCommandError: It could not be started.
+        """
+        ...
+
+    def state(self, name: str) -> UnitState:
+        """Return a unit's state; an unknown unit is `not-found` and `inactive`."""
+        ...
+
+    def end(self, directory: str) -> UnitEnd | None:
+        """Return how the unit of that directory ended, None while it has not (or the node lost power)."""
+        ...
+
+    def stop(self, name: str, *, timeout_s: float) -> None:
+        """Stop it (TERM, then KILL after its stop time-out) and return when no process of it is left.
+
+        Raises:
+            DeadlineError: Something of it is still alive after `timeout_s`.
+        """
+        ...
+
+    def restart(self, name: str, *, timeout_s: float) -> None:
+        """Restart an installed service (`tf-join-server.service`) and return when it is ready.
+
+        Raises:
+            RemoteCommandError: It failed; the message ends with its last journal line.
+        """
+        ...
