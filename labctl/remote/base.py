@@ -1,7 +1,7 @@
-"""The interface to a machine: run, read, put. Commands are argument lists, results are values, every call ends.
+"""The interface to a machine: run, read, put.
 
-Implementations: `ssh.SshExecutor` (paramiko), `local.LocalExecutor`, `fake.FakeExecutor`. All three pass
-`tests/contract/test_executor.py`.
+Commands are argument lists, results are values, every call ends. Implementations: `ssh.SshExecutor`
+(paramiko), `local.LocalExecutor`, `fake.FakeExecutor`; all pass `tests/contract/test_executor.py`.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Result:
         """Return self.
 
         Raises:
-            RemoteCommandError: The command did not end with status 0. The message has `what`, the host, how
-                the command ended and the last line of its standard error.
+            RemoteCommandError: The command did not end with status 0. The message has `what`, the
+                host, how the command ended and the last line of its standard error.
         """
         if self.ok:
             return self
@@ -60,11 +60,12 @@ class Result:
 
 
 class Executor(Protocol):
-    """One machine. Not shared between threads; cheap to make, connects on first use, closed by its maker.
+    """One machine.
 
-    Every method may raise HostUnreachableError, HostKeyError, AuthenticationError (while connecting; never
-    retried but for a refused or banner-less port within the connect deadline), or ConnectionLostError (the
-    link broke after the command started; it is not run again).
+    Not shared between threads; cheap to make, connects on first use, closed by its maker. Every
+    method may raise HostUnreachableError, HostKeyError, AuthenticationError (while connecting;
+    never retried but for a refused or banner-less port within the connect deadline), or
+    ConnectionLostError (the link broke after the command started; it is not run again).
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Copy growing files from a node by byte offset, so that a broken link costs nothing and repeats nothing."""
+"""Copy growing files from a node by byte offset: a broken link costs and repeats nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Copied:
 class Follower:
     """Follows one remote file into one local file.
 
-    The local file's size is the offset, so a new Follower on the same pair resumes where the last one was.
+    The local file's size is the offset, so a new Follower on the same pair resumes where the last
+    one was.
 
     Args:
         executor: The node.
@@ -40,7 +41,7 @@ class Follower:
         raise NotImplementedError
 
     def poll(self, *, limit: int = 4 * 1024 * 1024) -> bytes:
-        """Copy what is new, up to `limit` bytes, and return it (already written to the local file)."""
+        """Copy what is new, up to `limit` bytes, and return it, already in the local file."""
         raise NotImplementedError
 
     def finish(self) -> Copied:

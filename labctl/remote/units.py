@@ -14,12 +14,15 @@ class UnitSpec:
     """What to start.
 
     Attributes:
-        name: Unit name with its suffix, e.g. `labctl-run.service`. One at a time: the name is the lock.
+        name: Unit name with its suffix, e.g. `labctl-run.service`. One at a time: the name is the
+            lock.
         description: Whose it is; for a run `labctl run <run id>`.
         argv: Program (absolute path) and arguments.
         env: Whole extra environment; no proxy variables, no secrets on argv.
-        directory: Working directory on the node, existing; `stdout`, `stderr` and `exit.json` are written there.
-        user: System user to run as; None for the login user (process units always run as the caller).
+        directory: Working directory on the node, existing; `stdout`, `stderr` and `exit.json` are
+            written there.
+        user: System user to run as; None for the login user (process units always run as the
+            caller).
         deadline_s: Seconds after which the node itself ends it.
         stop_timeout_s: Seconds between TERM and KILL.
     """
@@ -36,10 +39,10 @@ class UnitSpec:
 
 @dataclass(frozen=True, slots=True)
 class UnitEnd:
-    """How a unit ended, as written to `exit.json` by systemd (ExecStopPost) or by the process supervisor.
+    """How a unit ended: `exit.json`, as systemd (ExecStopPost) or the process supervisor wrote it.
 
     Attributes:
-        result: systemd's `$SERVICE_RESULT`: success, exit-code, signal, core-dump, timeout, oom-kill, …
+        result: systemd's `$SERVICE_RESULT`: success, exit-code, signal, core-dump, timeout, …
         exit_code: systemd's `$EXIT_CODE`: exited, killed, dumped.
         exit_status: Exit status as text ("0", "3") or a signal's name ("TERM").
         ended_at_s: Unix time on the node, seconds.
@@ -85,7 +88,7 @@ class UnitState:
 
 
 class Units(Protocol):
-    """Starts and watches units on one node: `SystemdUnits(executor)` or `ProcessUnits(executor)`."""
+    """Starts and watches units on one node: `SystemdUnits` or `ProcessUnits`."""
 
     kind: Literal["systemd", "process"]
 
@@ -103,11 +106,11 @@ class Units(Protocol):
         ...
 
     def end(self, directory: str) -> UnitEnd | None:
-        """Return how the unit of that directory ended, None while it has not (or the node lost power)."""
+        """Return how the unit of that directory ended; None if it has not (or the power went)."""
         ...
 
     def stop(self, name: str, *, timeout_s: float) -> None:
-        """Stop it (TERM, then KILL after its stop time-out) and return when no process of it is left.
+        """Stop it (TERM, then KILL after its stop time-out), return when no process of it is left.
 
         Raises:
             DeadlineError: Something of it is still alive after `timeout_s`.
