@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from labctl.errors import DeadlineError, LabBusyError, RemoteCommandError
+
+if TYPE_CHECKING:
+    from labctl.remote.base import Executor
 
 EXIT_FILE = "exit.json"
 
@@ -124,3 +130,46 @@ class Units(Protocol):
             RemoteCommandError: It failed; the message ends with its last journal line.
         """
         ...
+
+
+def read_end(executor: Executor, directory: str) -> UnitEnd | None:
+    """Return what `exit.json` in a unit's directory says, None if there is none.
+
+    Raises:
+        RemoteCommandError: It cannot be read, or is no such file.
+    """
+    path = f"{directory}/{EXIT_FILE}"
+    try:
+        raw = executor.read(path)
+    except FileNotFoundError:
+        return None
+    try:
+        data = json.loads(raw)
+        return UnitEnd(
+            result=str(data["result"]),
+            exit_code=str(data["exit_code"]),
+            exit_status=str(data["exit_status"]),
+            ended_at_s=float(data["ended_at_s"]),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise RemoteCommandError(
+            f"{path} on {executor.name} does not say how the unit ended: {raw[:200]!r}",
+            expected="one JSON object with result, exit_code, exit_status and ended_at_s",
+        ) from error
+
+
+def busy(host: str, name: str, description: str) -> LabBusyError:
+    """Return the error for a unit that is running already."""
+    return LabBusyError(
+        f"{host} is busy: {description or name} is still running ({name})",
+        expected="one run at a time",
+        do="labctl attach last to follow it, labctl cancel last to end it",
+    )
+
+
+def still_alive(host: str, name: str, timeout_s: float) -> DeadlineError:
+    """Return the error for a unit that outlives its stop."""
+    return DeadlineError(
+        f"{name} on {host} still has a process {timeout_s:g} s after it was told to stop",
+        do=f"systemctl status {name} on {host}",
+    )
