@@ -53,7 +53,11 @@ class Home:
         here = (start or Path.cwd()).resolve()
         for folder in (here, *here.parents):
             is_checkout = (folder / "provision.yml").is_file() and (folder / "roles").is_dir()
-            if is_checkout or (folder / ".lab").is_dir() or (folder / "inventory/active").is_symlink():
+            if (
+                is_checkout
+                or (folder / ".lab").is_dir()
+                or (folder / "inventory/active").is_symlink()
+            ):
                 return cls(folder)
         return cls(here)
 
@@ -90,7 +94,10 @@ class Home:
         return sorted(
             entry.name
             for entry in self.inventories.iterdir()
-            if entry.is_dir() and not entry.is_symlink() and _NAME.match(entry.name) and entry.name != "example"
+            if entry.is_dir()
+            and not entry.is_symlink()
+            and _NAME.match(entry.name)
+            and entry.name != "example"
         )
 
     def active(self) -> str | None:

@@ -1,0 +1,109 @@
+"""`labctl provision`: the playbook `provision.yml` for a lab, timed by role."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from labctl.cli.options import DebugOption, JsonOption, LabOption
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from labctl.playbook import PlaybookOutcome
+
+
+def provision(
+    ansible_args: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[-- ANSIBLE ARGS]", help="Handed to ansible-playbook, e.g. -- --check --diff"
+        ),
+    ] = None,
+    lab: LabOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,  # noqa: ARG001 acts in its callback
+) -> int:
+    """Install TensorFlow on the lab's nodes and start the join servers."""
+    from labctl.console import out_json, stderr_console
+    from labctl.errors import PlaybookError, UsageError
+    from labctl.lab.home import Home
+    from labctl.lab.model import LOOPBACK
+    from labctl.playbook import load_lab, run_playbook
+
+    home = Home.find()
+    name = home.choose(lab)
+    if name == LOOPBACK:
+        raise UsageError(
+            "the loopback lab has no machines to provision",
+            do=f"labctl run --lab {LOOPBACK}, or labctl up",
+        )
+    model = load_lab(home, name)
+    console = stderr_console()
+    console.print(f"lab {name} · {len(model.nodes)} nodes · provision.yml")
+    with console.status("starting ansible-playbook") as status:
+        role = ""
+
+        def show(event: Mapping[str, object]) -> None:
+            nonlocal role
+            data = event.get("event_data")
+            if event.get("event") != "playbook_on_task_start" or not isinstance(data, dict):
+                return
+            current = str(data.get("role") or data.get("play") or "")
+            if current != role:
+                role = current
+                if not console.is_terminal:
+                    console.print(f"  {role}")
+            status.update(f"{role}: {data.get('task')}")
+
+        outcome = run_playbook(
+            home, name, "provision.yml", extra_args=ansible_args or (), on_event=show
+        )
+    if json:
+        out_json(_as_json(outcome))
+    else:
+        _print(outcome)
+    if outcome.rc != 0:
+        raise PlaybookError(
+            _why(outcome),
+            expected="every task ok on every host",
+            do=f"see {outcome.log}; correct it and run labctl provision again",
+        )
+    return 0
+
+
+def _as_json(outcome: PlaybookOutcome) -> dict[str, object]:
+    return {**dataclasses.asdict(outcome), "log": str(outcome.log)}
+
+
+def _why(outcome: PlaybookOutcome) -> str:
+    if not outcome.failures:
+        return f"ansible-playbook {outcome.playbook} ended with {outcome.rc}"
+    first = outcome.failures[0]
+    what = "did not answer" if first.unreachable else f"failed in '{first.task}'"
+    others = sorted({each.host for each in outcome.failures} - {first.host})
+    more = f" (and {', '.join(others)})" if others else ""
+    return f"{first.host}{more} {what}: {first.message}"
+
+
+def _print(outcome: PlaybookOutcome) -> None:
+    from rich.table import Table
+
+    from labctl.console import stdout_console
+
+    console = stdout_console()
+    table = Table(box=None, pad_edge=False)
+    table.add_column("role")
+    table.add_column("seconds", justify="right")
+    for role in outcome.roles:
+        table.add_row(role.role, f"{role.duration_s:.1f}")
+    table.add_row("all", f"{outcome.wall_s:.1f}", style="bold")
+    console.print(table)
+    for host, stats in outcome.hosts.items():
+        console.print(
+            f"{host}  ok={stats.ok} changed={stats.changed} failed={stats.failed} unreachable={stats.unreachable}"
+        )
+    if outcome.rc == 0:
+        console.print("next: labctl check · labctl run")
