@@ -1,0 +1,112 @@
+"""Reading `events.jsonl`: each line becomes an Event; a line that cannot be one is counted, not fatal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from labctl.runs.record import EVENTS_FILE
+
+_COMMON = frozenset({"event", "t", "mono", "source", "task"})
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One time-stamped fact from a node.
+
+    Attributes:
+        kind: One of the kinds of `labctl.node.wire`.
+        t_ns: Unix time on the node's clock, nanoseconds.
+        mono_ns: The process's monotonic clock, nanoseconds.
+        source: `client` or `join-server`.
+        task: Task index.
+        data: What else the line holds; read it with the methods.
+    """
+
+    kind: str
+    t_ns: int
+    mono_ns: int
+    source: str
+    task: int
+    data: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def t_s(self) -> float:
+        """Unix time on the node's clock, seconds."""
+        return self.t_ns / 1e9
+
+    def text(self, key: str) -> str:
+        """Return a text, "" if it is missing or none."""
+        value = self.data.get(key)
+        return value if isinstance(value, str) else ""
+
+    def number(self, key: str) -> float | None:
+        """Return a finite number, None if it is missing or none."""
+        value = self.data.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        return value if abs(value) < float("inf") else None
+
+    def whole(self, key: str) -> int | None:
+        """Return a whole number, None if it is missing or none."""
+        value = self.data.get(key)
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+    def flag(self, key: str) -> bool | None:
+        """Return a truth value, None if it is missing or none."""
+        value = self.data.get(key)
+        return value if isinstance(value, bool) else None
+
+
+def parse_line(line: bytes | str) -> Event | None:
+    """Return the event of one line, None if the line is none."""
+    try:
+        data = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(data, dict):
+        return None
+    kind, t, mono = data.get("event"), data.get("t"), data.get("mono")
+    source, task = data.get("source"), data.get("task")
+    if not (isinstance(kind, str) and isinstance(source, str)):
+        return None
+    if not (_is_whole(t) and _is_whole(mono) and _is_whole(task)):
+        return None
+    rest = {key: value for key, value in data.items() if key not in _COMMON}
+    return Event(kind, t, mono, source, task, rest)
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def parse(lines: Iterable[bytes]) -> Iterator[Event]:
+    """Yield the events of lines, leaving out those that are none."""
+    for line in lines:
+        event = parse_line(line)
+        if event is not None:
+            yield event
+
+
+def read_events(folder: Path) -> list[Event]:
+    """Return the events of a record, [] if it has none."""
+    try:
+        with (folder / EVENTS_FILE).open("rb") as file:
+            return list(parse(file))
+    except FileNotFoundError:
+        return []
+
+
+class EventStream:
+    """Turns bytes that arrive in pieces into events."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[Event]:
+        """Return the events that these bytes complete."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return list(parse(lines))

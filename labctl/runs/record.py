@@ -1,0 +1,406 @@
+"""The run record: what `run.json` holds, and what the files beside it are called.
+
+`run.json` is written whole and atomically: once when the run starts (outcome `running`, with its owner), then
+once more when it has ended. After that it is never edited. docs/results-format.md describes every field.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from labctl.errors import RecordError
+from labctl.runs import atomic
+from labctl.runs.codec import decode, encode
+
+FORMAT = 1
+
+RUN_FILE = "run.json"
+EVENTS_FILE = "events.jsonl"
+STEPS_FILE = "steps.jsonl"
+LOGS_DIR = "logs"
+TRACE_DIR = "trace"
+INDEX_FILE = "index.jsonl"  # below logs/<node>/: which byte of a stream had arrived when
+JOURNAL_FILE = (
+    "join-server.jsonl"  # below logs/<node>/: the join server's journal, one JSON object a line
+)
+
+Outcome = Literal["running", "ok", "wrong", "failed", "timeout", "lost", "cancelled"]
+OPEN_OUTCOMES: frozenset[str] = frozenset({"running", "lost"})  # attach may go on with these
+EXIT_CODES: dict[str, int] = {
+    "running": 0,
+    "ok": 0,
+    "wrong": 1,
+    "lost": 4,
+    "failed": 5,
+    "timeout": 6,
+    "cancelled": 130,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What the run was asked to do. The fields of the built-in experiment are None for a script.
+
+    Attributes:
+        experiment: The built-in `matpow`, or a user's script.
+        trace: One more, traced step was asked for.
+        fresh: Join servers were restarted first.
+        timeout_s: Seconds that the run may take on the node.
+        device: Device type asked for; None for a script that did not say.
+        size: L of the L x L matrices.
+        power: n as asked.
+        algorithm: How the power is formed.
+        feed: `fed` or `staged`.
+        placement: `lab`, `one-host` or `one-process`.
+        api: `session` or `tf2`.
+        inter_op: Threads of the client's inter-op pool, None for TF's default.
+        repeat: Warm steps.
+        seed: Of the inputs.
+        script: File name of the user's script.
+        args: Its arguments.
+        companions: Names of further files that were sent with it.
+    """
+
+    experiment: Literal["matpow", "script"]
+    trace: bool
+    fresh: bool
+    timeout_s: float
+    device: str | None = None
+    size: int | None = None
+    power: int | None = None
+    algorithm: str | None = None
+    feed: str | None = None
+    placement: str | None = None
+    api: str | None = None
+    inter_op: int | None = None
+    repeat: int | None = None
+    seed: int | None = None
+    script: str | None = None
+    args: tuple[str, ...] = ()
+    companions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The labctl process that follows a run.
+
+    Attributes:
+        pid: Its process id.
+        started: Its start time as /proc states it, clock ticks since boot.
+        host: Its machine's name.
+        boot_id: That machine's boot.
+    """
+
+    pid: int
+    started: int
+    host: str
+    boot_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The zero of a run's time line: the command's start on labctl's machine.
+
+    Attributes:
+        unix_s: Unix time, seconds.
+        mono_s: Monotonic clock, seconds; comparable within one boot.
+        boot_id: The boot.
+    """
+
+    unix_s: float
+    mono_s: float
+    boot_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A named interval.
+
+    Attributes:
+        phase: Its name.
+        node: Node name, or `labctl`.
+        start_s: Seconds after the origin.
+        duration_s: Seconds.
+        source: Who measured it: `labctl`, `client` or `systemd`.
+    """
+
+    phase: str
+    node: str
+    start_s: float
+    duration_s: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """A node as it was when the run started; None or "" where it could not be told.
+
+    Attributes:
+        name: Node name.
+        task: Task index.
+        tf_address: `host:port` in the cluster spec.
+        versions: `python`, `tensorflow`, `numpy`, `kernel`, and `driver` and `cuda` where there are any.
+        cpus: CPUs that a process may use.
+        cpu_model: Model name of the CPU.
+        boot_id: The node's boot.
+    """
+
+    name: str
+    task: int
+    tf_address: str
+    versions: dict[str, str] = field(default_factory=dict)
+    cpus: int | None = None
+    cpu_model: str = ""
+    boot_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClockSample:
+    """One measurement of a node's clock against labctl's.
+
+    Attributes:
+        node: Node name.
+        at_s: When, seconds after the origin.
+        offset_s: The node's clock minus labctl's, seconds.
+        error_s: Half the round trip: the offset is within offset_s +- error_s.
+    """
+
+    node: str
+    at_s: float
+    offset_s: float
+    error_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """A join server at one moment.
+
+    Attributes:
+        node: Node name.
+        active: systemd's ActiveState.
+        invocation_id: Changes with each start.
+        started_at_s: Unix time of its start on the node's clock, None if unknown.
+        boot_id: The node's boot.
+    """
+
+    node: str
+    active: str
+    invocation_id: str
+    started_at_s: float | None
+    boot_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file of the record.
+
+    Attributes:
+        path: Relative to the record's directory.
+        node: Where it was copied from.
+        size: Bytes.
+        sha256: Hex digest, equal on both sides when it was copied.
+    """
+
+    path: str
+    node: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteRun:
+    """Where the run lives on its node.
+
+    Attributes:
+        node: Node of task 0.
+        directory: Run directory there.
+        unit: Unit name.
+        boot_id: The node's boot when the unit started.
+        started_at_s: Unix time of the unit's start on the node's clock, None if unknown.
+    """
+
+    node: str
+    directory: str
+    unit: str
+    boot_id: str = ""
+    started_at_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnitEnded:
+    """How the client ended, as systemd or the process supervisor said.
+
+    Attributes:
+        result: systemd's `$SERVICE_RESULT`.
+        exit_code: `exited`, `killed` or `dumped`.
+        exit_status: Exit status, or a signal's name.
+        ended_at_s: Unix time on the node's clock.
+    """
+
+    result: str
+    exit_code: str
+    exit_status: str
+    ended_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a run did not end `ok`.
+
+    Attributes:
+        kind: A stable word, e.g. `server-restarted`; docs/results-format.md lists them.
+        message: One line for people.
+        do: What helps, if anything is known to.
+    """
+
+    kind: str
+    message: str
+    do: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """The content of `run.json`.
+
+    Attributes:
+        run_id: Name of the record's directory.
+        lab: The lab's name.
+        provider: Its provider.
+        outcome: `running` until the run has been brought to its end.
+        parameters: What was asked.
+        tasks: TensorFlow tasks that take part.
+        origin: The zero of the time line.
+        remote: Where it ran.
+        nodes: The lab's nodes, in task order.
+        labctl_version: Version of labctl.
+        payload_sha256: Of the client code that was sent.
+        spec_sha256: Of the cluster spec.
+        tags: The user's own.
+        owner: The labctl that follows it; None when detached or ended.
+        checks: How many checks before the start said `ok` and how many were `skipped`.
+        spans: labctl's own phases.
+        clock: Clock measurements.
+        servers_before: Join servers at the start.
+        servers_after: Join servers at the end.
+        unit_end: The client's end.
+        failure: Why it did not end ok.
+        warnings: What a reader should know.
+        files: Every file copied, with its digest.
+        wall_s: Seconds from the origin to the end of the last labctl command that worked on it.
+        format: Version of this structure.
+    """
+
+    run_id: str
+    lab: str
+    provider: str
+    outcome: Outcome
+    parameters: Parameters
+    tasks: int
+    origin: Origin
+    remote: RemoteRun
+    nodes: tuple[NodeFacts, ...]
+    labctl_version: str
+    payload_sha256: str
+    spec_sha256: str
+    tags: dict[str, str] = field(default_factory=dict)
+    owner: Owner | None = None
+    checks: dict[str, int] = field(default_factory=dict)
+    spans: tuple[Span, ...] = ()
+    clock: tuple[ClockSample, ...] = ()
+    servers_before: tuple[ServerState, ...] = ()
+    servers_after: tuple[ServerState, ...] = ()
+    unit_end: UnitEnded | None = None
+    failure: Failure | None = None
+    warnings: tuple[str, ...] = ()
+    files: tuple[StoredFile, ...] = ()
+    wall_s: float | None = None
+    format: int = FORMAT
+
+    @property
+    def open(self) -> bool:
+        """Whether it has not been brought to its end: `labctl attach` may go on with it."""
+        return self.outcome in OPEN_OUTCOMES
+
+    @property
+    def exit_code(self) -> int:
+        """What the command that brought it to this outcome exits with."""
+        return EXIT_CODES[self.outcome]
+
+    def offset_s(self, node: str) -> float:
+        """Return the node's clock minus labctl's in seconds: the sample with the smallest error, else 0."""
+        samples = [each for each in self.clock if each.node == node]
+        return min(samples, key=lambda each: each.error_s).offset_s if samples else 0.0
+
+    def since_origin_s(self, node: str, unix_s: float) -> float:
+        """Return a time of a node's clock as seconds after the origin."""
+        return unix_s - self.offset_s(node) - self.origin.unix_s
+
+
+def to_text(record: RunRecord) -> str:
+    """Return the text of `run.json`."""
+    return json.dumps(encode(record), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def from_text(text: str, where: str) -> RunRecord:
+    """Return the record of a `run.json`'s text.
+
+    Args:
+        text: Its content.
+        where: Its path, for messages.
+
+    Raises:
+        RecordError: It is damaged, or of a format that this labctl does not know.
+    """
+    try:
+        data: Any = json.loads(text)
+    except ValueError as error:
+        raise damaged(where, f"not JSON: {error}") from error
+    version = data.get("format") if isinstance(data, dict) else None
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise damaged(where, "no integer `format`")
+    if version > FORMAT:
+        raise RecordError(
+            f"{where} has format {version}",
+            expected=f"format {FORMAT} or older: it was written by a newer labctl",
+            do="update labctl",
+        )
+    try:
+        return decode(RunRecord, data)
+    except ValueError as error:
+        raise damaged(where, str(error)) from error
+
+
+def damaged(where: str, why: str) -> RecordError:
+    """Return the error for a record that cannot be read."""
+    return RecordError(
+        f"{where} is damaged: {why}",
+        expected="a record as labctl wrote it",
+        do="labctl runs rm RUN removes it; labctl runs list shows the others",
+    )
+
+
+def write_record(folder: Path, record: RunRecord) -> None:
+    """Write `run.json`, whole or not at all."""
+    atomic.write_text(folder / RUN_FILE, to_text(record))
+
+
+def read_record(folder: Path) -> RunRecord:
+    """Read `run.json`.
+
+    Raises:
+        RecordError: It is missing, damaged or too new.
+    """
+    path = folder / RUN_FILE
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise damaged(str(folder), f"it has no {RUN_FILE}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise damaged(str(path), str(error)) from error
+    record = from_text(text, str(path))
+    if record.run_id != folder.name:
+        raise damaged(str(path), f"it is of run {record.run_id}")
+    return record

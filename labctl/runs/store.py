@@ -1,0 +1,208 @@
+"""The run store of a lab: `.lab/<lab>/runs/`, one directory a run."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from labctl.errors import LabBusyError, RecordError, RefusedError
+from labctl.runs import owner
+from labctl.runs.record import RunRecord, read_record
+
+LAST = "last"
+_RUN_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}\Z")
+
+
+def new_run_id(unix_s: float) -> str:
+    """Return a run id: UTC stamp and 6 random hex digits, e.g. `20261130T141502Z-3fa9c1`."""
+    stamp = datetime.fromtimestamp(unix_s, UTC).strftime("%Y%m%dT%H%M%SZ")
+    return f"{stamp}-{secrets.token_hex(3)}"
+
+
+def is_run_id(text: str) -> bool:
+    """Return whether a text has the form of a run id."""
+    return _RUN_ID.match(text) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One directory of the store.
+
+    Attributes:
+        run_id: Its name.
+        path: The directory.
+        record: Its record, None if it cannot be read.
+        problem: Why not, one line; "" if it can.
+    """
+
+    run_id: str
+    path: Path
+    record: RunRecord | None
+    problem: str = ""
+
+    @property
+    def state(self) -> str:
+        """`damaged`, `interrupted` (running, but its labctl died), `detached`, or the record's outcome."""
+        if self.record is None:
+            return "damaged"
+        if self.record.outcome != "running":
+            return self.record.outcome
+        if self.record.owner is None:
+            return "detached"
+        return "running" if owner.is_alive(self.record.owner) else "interrupted"
+
+
+class RunStore:
+    """The runs of one lab.
+
+    Args:
+        local_dir: `.lab/<lab>`; `runs/` below it need not exist.
+    """
+
+    def __init__(self, local_dir: Path) -> None:
+        self.root = local_dir / "runs"
+
+    def create(self, run_id: str) -> Path:
+        """Make the directory of a new run and return it.
+
+        Raises:
+            FileExistsError: There is one of that id.
+        """
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = self.root / run_id
+        folder.mkdir(mode=0o700)
+        return folder
+
+    def create_new(self, unix_s: float) -> Path:
+        """Make the directory of a new run under a fresh id; two made in one second differ."""
+        while True:
+            try:
+                return self.create(new_run_id(unix_s))
+            except FileExistsError:
+                continue
+
+    def entries(self) -> list[Entry]:
+        """Return all runs, oldest first. A directory that cannot be read is an entry with its problem."""
+        if not self.root.is_dir():
+            return []
+        found = [
+            self._entry(each)
+            for each in self.root.iterdir()
+            if each.is_dir() and is_run_id(each.name)
+        ]
+        return sorted(found, key=_age)
+
+    def entry(self, run: str) -> Entry:
+        """Return the run that an id, a unique prefix or `last` means, readable or not.
+
+        Raises:
+            RecordError: There is none, or a prefix fits several.
+        """
+        entries = self.entries()
+        if not entries:
+            raise RecordError(
+                f"no run is stored in {self.root}",
+                expected="at least one",
+                do="labctl run, or choose another lab with --lab",
+            )
+        if run == LAST:
+            readable = [each for each in entries if each.record is not None]
+            return (readable or entries)[-1]
+        fitting = [each for each in entries if each.run_id.startswith(run)] if run else []
+        exact = [each for each in fitting if each.run_id == run]
+        if len(exact or fitting) == 1:
+            return (exact or fitting)[0]
+        if fitting:
+            names = ", ".join(each.run_id for each in fitting[:5])
+            more = f" and {len(fitting) - 5} more" if len(fitting) > 5 else ""
+            raise RecordError(
+                f"{run!r} fits {len(fitting)} runs: {names}{more}",
+                expected="a run id, a prefix of only one, or `last`",
+                do="give more of the id",
+            )
+        hint = "labctl runs list shows the ids"
+        raise RecordError(
+            f"no run {run!r} in {self.root}", expected="a run id, a prefix, or `last`", do=hint
+        )
+
+    def find(self, run: str) -> Entry:
+        """Return a run that can be read.
+
+        Raises:
+            RecordError: There is none, a prefix fits several, or its record cannot be read.
+        """
+        found = self.entry(run)
+        if found.record is None:
+            read_record(found.path)  # raises with the whole story
+        return found
+
+    def remove(self, run: str) -> Path:
+        """Remove a run's directory and return where it was.
+
+        Raises:
+            RecordError: There is no such run.
+            RefusedError: A labctl follows it.
+        """
+        found = self.entry(run)
+        if found.state == "running":
+            raise RefusedError(
+                f"run {found.run_id} is running",
+                expected="a run that has ended",
+                do=f"labctl cancel {found.run_id}, or wait for its end",
+            )
+        # Renamed first: what is left of a removal that was interrupted is no run any more.
+        doomed = found.path.with_name(f".{found.run_id}.removed")
+        shutil.rmtree(doomed, ignore_errors=True)
+        found.path.rename(doomed)
+        shutil.rmtree(doomed)
+        return found.path
+
+    def _entry(self, path: Path) -> Entry:
+        try:
+            return Entry(path.name, path, read_record(path))
+        except RecordError as error:
+            return Entry(
+                path.name, path, None, "empty directory" if _is_empty(path) else error.found
+            )
+
+
+@contextmanager
+def owned(folder: Path) -> Iterator[None]:
+    """Hold a run for this process; the kernel lets go of it when the process dies.
+
+    Raises:
+        LabBusyError: Another process holds it.
+    """
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise LabBusyError(
+                f"another labctl follows run {folder.name}",
+                expected="one at a time",
+                do=f"wait for it, or labctl cancel {folder.name}",
+            ) from error
+        yield
+    finally:
+        os.close(handle)
+
+
+def _age(entry: Entry) -> tuple[str, float, str]:
+    origin = entry.record.origin.unix_s if entry.record is not None else 0.0
+    return entry.run_id[:16], origin, entry.run_id
+
+
+def _is_empty(folder: Path) -> bool:
+    try:
+        return not any(folder.iterdir())
+    except OSError:
+        return False
