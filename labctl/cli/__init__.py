@@ -1,7 +1,7 @@
 """The command line: one module per group, each function parses, calls and prints.
 
 Nothing here may import paramiko, numpy, ansible or tensorflow when a command is only listed or completed:
-`tests/unit/test_cli_imports.py` holds that.
+`tests/integration/test_cli_imports.py` holds that.
 """
 
 from __future__ import annotations

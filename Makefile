@@ -1,0 +1,75 @@
+# The whole developer interface. `make help` lists it.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(BIN)/uv
+PYTEST := $(BIN)/python -m pytest
+SOURCES := labctl tests scripts examples
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: setup ## Two machines, provisioned, checked, the experiment run: all from nothing
+	@scripts/demo.sh
+
+.PHONY: setup
+setup: $(VENV)/.ready ## Make .venv with labctl and all its tools
+
+$(VENV)/.ready: requirements/bootstrap.txt requirements/dev.txt pyproject.toml
+	@scripts/make_venv.sh "$(PYTHON)" "$(VENV)"
+	@touch $@
+
+.PHONY: host-packages
+host-packages: ## Install what rehearsal machines need on this host (root or sudo)
+	@scripts/host_packages.sh
+
+.PHONY: test
+test: setup ## All tests, those on rehearsal machines included where root allows
+	@scripts/host_packages.sh --if-allowed
+	$(PYTEST)
+
+.PHONY: test-unit
+test-unit: setup ## Unit tests only: no process, no socket, seconds
+	$(PYTEST) tests/unit
+
+.PHONY: test-quick
+test-quick: setup ## All but the tests on rehearsal machines
+	$(PYTEST) -m "not e2e"
+
+.PHONY: lint
+lint: setup ## What CI holds: ruff, mypy, ansible-lint, yamllint, shellcheck, generated docs fresh
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/yamllint --strict .
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ansible-lint --offline --strict
+	$(BIN)/shellcheck scripts/*.sh .ci/run
+	$(BIN)/python scripts/cli_docs.py --check
+	$(BIN)/python scripts/role_docs.py --check
+
+.PHONY: format
+format: setup ## Format the sources
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+.PHONY: docs
+docs: setup ## Regenerate docs/cli.md and the roles' variable tables
+	$(BIN)/python scripts/cli_docs.py
+	$(BIN)/python scripts/role_docs.py
+
+.PHONY: lock
+lock: setup ## Pin the requirements again, with hashes
+	$(UV) pip compile pyproject.toml --universal --python-version 3.11 --all-extras --group dev \
+		--generate-hashes --no-emit-index-url --no-annotate --no-header --quiet -o requirements/dev.txt
+	$(UV) pip compile requirements/bootstrap.in --universal --python-version 3.11 \
+		--generate-hashes --no-emit-index-url --no-annotate --no-header --quiet -o requirements/bootstrap.txt
+
+.PHONY: clean
+clean: ## Remove .venv and caches; labs and their records stay
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .ansible .hypothesis dist build
