@@ -27,11 +27,11 @@ $(VENV)/.ready: requirements/bootstrap.txt requirements/dev.txt pyproject.toml
 
 .PHONY: host-packages
 host-packages: ## Install what rehearsal machines need on this host (root or sudo)
-	@scripts/host_packages.sh
+	@scripts/host_packages.sh --tests
 
 .PHONY: test
 test: setup ## All tests, those on rehearsal machines included where root allows
-	@scripts/host_packages.sh --if-allowed
+	@scripts/host_packages.sh --tests || echo 'test: the tests on machines will be skipped, and named' >&2
 	$(PYTEST)
 
 .PHONY: test-unit
