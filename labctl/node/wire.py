@@ -30,33 +30,44 @@ EXIT_FAILED = 11  # TensorFlow or the script raised; the `error` event has the t
 EXIT_PEER_LOST = 12  # a peer's port stopped answering in mid-run
 EXIT_BAD_PLAN = 13  # the plan cannot be run (too large, unknown format)
 
+# Exit statuses of the join server, beside 143 after SIGTERM. A restart does not help after the last two.
+EXIT_SERVER_FAILED = EXIT_FAILED
+EXIT_BAD_SPEC = EXIT_BAD_PLAN  # the cluster spec or the task index cannot be served
+EXIT_PORT_IN_USE = 14  # another process listens on this task's port
+
 # Kinds of events. Every event has: `event` (its kind), `t` (Unix time, integer nanoseconds, this node's
 # clock), `mono` (this process's monotonic clock, integer nanoseconds), `source` (`client` or `join-server`),
 # `task` (index).
-HELLO = "hello"  # pid, python, tensorflow, numpy, kernel, cpus, cpu_model, process_start_t (ns)
+HELLO = "hello"  # pid, process_start_t (ns), and the facts of `host.facts`: python, tensorflow, numpy, kernel, …
 PHASE_BEGIN = "phase_begin"  # phase
-PHASE_END = "phase_end"  # phase, duration_ns
+PHASE_END = "phase_end"  # phase, duration_ns; `failed` is true and present only when it raised
 STEP = "step"  # index (0 first), kind (`cold`|`warm`), total (all steps planned), duration_ns
-RESULT = "result"  # ok, relative_error, power_computed, norm, checked_by, plus `section_us`, `end_to_end_us`
-ERROR = "error"  # type, message
-PEER = "peer"  # peer_task, address, state (`answers`|`refused`|`timed out`|`not resolvable`)
+RESULT = "result"  # ok, relative_error, tolerance, power_computed, products, norm, checked_by, and
+# `section_us`, `end_to_end_us`
+ERROR = "error"  # kind (`errors.py`), type, message; where known found, expected, do; of a script script_exit
+PEER = "peer"  # peer_task, address, state (`answers`|`refused`|`timed out`|`not resolvable`|`not gRPC`), detail
+READY = "ready"  # address: the join server's own port answers
 NOTE = "note"  # text
 BYE = "bye"  # exit
 
-# Phases of the client, in order. A phase may be absent; phases of one task never overlap.
+# Phases of the client, in order. A phase may be absent; phases of one task never overlap. The question's
+# section under test (`section_us`) runs from the begin of `session` to the end of `first_step`.
 PHASE_INTERPRETER = "interpreter"
+PHASE_PEERS = "wait_for_peers"
 PHASE_IMPORT_NUMPY = "import_numpy"
 PHASE_IMPORT_TENSORFLOW = "import_tensorflow"
-PHASE_PEERS = "wait_for_peers"
 PHASE_SERVER = "server"
-PHASE_INPUTS = "inputs"
 PHASE_GRAPH = "graph"
 PHASE_SESSION = "session"
+PHASE_INPUTS = "inputs"
 PHASE_STAGE = "stage_inputs"
 PHASE_FIRST_STEP = "first_step"
 PHASE_WARM_STEPS = "warm_steps"
+PHASE_TRACED_STEP = "traced_step"
 PHASE_VERIFY = "verify"
 PHASE_SCRIPT = "script"
+
+TRACE_FILE = "trace/step_stats.pb"  # in the run's directory: the traced step's serialised StepStats
 
 Algorithm = Literal["listing", "chain", "squaring"]
 Feed = Literal["fed", "staged"]
@@ -68,6 +79,7 @@ ALGORITHMS: tuple[Algorithm, ...] = ("listing", "chain", "squaring")
 FEEDS: tuple[Feed, ...] = ("fed", "staged")
 PLACEMENTS: tuple[Placement, ...] = ("lab", "one-host", "one-process")
 APIS: tuple[Api, ...] = ("session", "tf2")
+DEVICES: tuple[Device, ...] = ("cpu", "gpu")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,321 @@
+"""The client of a run: task 0, which drives the experiment or the user's script. It always ends.
+
+TensorFlow blocks for ever on a dead peer, even when a session is left after an error; so every way out of
+here is `os._exit`, after the events and streams are written.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from . import host, limits, wire
+from .children import STARTUP_S_PER_TASK, Children, start_children
+from .cluster import Peers, peers_lost, report_peer, wait_for_peers
+from .errors import (
+    NO_DEVICE,
+    OUT_OF_RANGE,
+    PEER_KINDS,
+    PEER_LOST,
+    UNEXPECTED,
+    NodeError,
+    bad_plan,
+    classify,
+    shorten,
+)
+from .events import EventLog
+from .experiments.power import power_computed
+from .ports import Answer, require_free_port
+from .script import run_script
+from .spec import check_addresses
+from .watch import Patience, Watchdog
+from .wire import MatpowPlan, RunPlan
+
+if TYPE_CHECKING:
+    from .experiments.inputs import Float32
+    from .experiments.matpow import Computation, Setting
+
+_FLUSH_WITHIN_S = 2.0
+_CLOSE_WITHIN_S = 5.0
+_EXPERIMENT_PATIENCE = Patience()
+_SCRIPT_PATIENCE = Patience(grace_s=10.0, forgiving=True)
+
+
+def run_client(plan_file: str, payload: str) -> NoReturn:
+    """Carry out a run plan in the current directory and end the process.
+
+    Args:
+        plan_file: The plan, JSON.
+        payload: Path of the directory or zip file that this program was started from.
+    """
+    began_ns = time.perf_counter_ns()
+    directory = Path.cwd()
+    events = EventLog.to_file(wire.EVENTS_FILE, "client", 0)
+    client = _Client(events, payload, directory, began_ns)
+    try:
+        host.introduce(events)
+        status = client.run(_read_plan(plan_file))
+    except BaseException as error:  # noqa: BLE001 the only way out is below
+        status = client.fail(error)
+    client.leave(status)
+
+
+class _Client:
+    """One run's state: who the peers are, and how to end."""
+
+    def __init__(self, events: EventLog, payload: str, directory: Path, began_ns: int) -> None:
+        self._events = events
+        self._payload = payload
+        self._directory = directory
+        self._began_ns = began_ns
+        self._peers = Peers({})
+        self._watchdog: Watchdog | None = None
+
+    def run(self, plan: RunPlan) -> int:
+        """Carry out a plan and return the exit status.
+
+        Raises:
+            NodeError: It cannot be run, or failed.
+        """
+        check_addresses(plan.cluster)
+        dropped = host.drop_proxies(os.environ)
+        if dropped:
+            self._events.emit(wire.NOTE, text=f"cleared {', '.join(dropped)}: gRPC would obey them")
+        if plan.matpow is not None:
+            return self._run_matpow(plan, plan.matpow)
+        assert plan.script is not None  # noqa: S101 a plan has either, `from_json` checks it
+        limits.check_script(plan.script, self._directory)
+        self._await_peers(Peers(dict(enumerate(plan.cluster[1:], start=1))), plan.peer_timeout_s)
+        self._watch(_SCRIPT_PATIENCE)
+        with self._events.phase(wire.PHASE_SCRIPT):
+            run_script(plan.script, plan.cluster, self._directory)
+        return wire.EXIT_OK
+
+    def fail(self, error: BaseException) -> int:
+        """Report an exception and return the exit status it means."""
+        fields: dict[str, Any]
+        if isinstance(error, NodeError):
+            fields, status, text = error.fields(), error.status, str(error)
+        else:
+            fields, status, text = _explain(error), wire.EXIT_FAILED, ""
+        if fields["kind"] in PEER_KINDS:
+            status, extra = self._blame(status)
+            fields.update(extra)
+        if fields["kind"] == UNEXPECTED and not isinstance(error, NodeError):
+            traceback.print_exception(error)
+        with suppress(OSError):  # a full disk must not keep the process from ending
+            self._events.emit(wire.ERROR, **fields)
+        sys.stderr.write(f"labctl client: {text or fields['message']}\n")
+        return status
+
+    def leave(self, status: int) -> NoReturn:
+        """End the process, without waiting for TensorFlow."""
+        with suppress(OSError):
+            self._events.end(status)
+        _within(_FLUSH_WITHIN_S, _flush)
+        os._exit(status)
+
+    def _blame(self, status: int) -> tuple[int, dict[str, Any]]:
+        """Return exit status and error fields that hold if a peer does not answer right now."""
+        silent = self._peers.silent()
+        for task, answer in silent.items():
+            report_peer(self._events, task, self._peers.addresses[task], answer)
+        if not silent:
+            return status, {}
+        lost = peers_lost(self._peers.addresses, silent, "any more")
+        return wire.EXIT_PEER_LOST, {
+            "kind": PEER_LOST, "found": lost.found, "expected": lost.expected, "do": lost.do,
+        }  # fmt: skip
+
+    def _await_peers(
+        self, peers: Peers, timeout_s: float, children: Children | None = None
+    ) -> None:
+        self._peers = peers
+        between = None if children is None else children.require_alive
+        with self._events.phase(wire.PHASE_PEERS):
+            wait_for_peers(peers, self._events, timeout_s, between=between)
+
+    def _watch(self, patience: Patience) -> None:
+        self._watchdog = Watchdog(
+            self._peers,
+            patience,
+            on_silent=lambda error, silent: self._warn(error, silent, patience),
+            on_lost=lambda error: self.leave(self.fail(error)),
+        )
+        self._watchdog.start()
+
+    def _warn(self, error: NodeError, silent: dict[int, Answer], patience: Patience) -> None:
+        for task, answer in silent.items():
+            report_peer(self._events, task, self._peers.addresses[task], answer)
+        self._events.emit(wire.NOTE, text=f"{error.found}; the run ends in {patience.grace_s:g} s")
+
+    def _run_matpow(self, plan: RunPlan, matpow: MatpowPlan) -> int:
+        tasks = len(plan.cluster)
+        limits.check_matpow(matpow, tasks, host.available_memory())
+        children = None
+        addresses: tuple[str, ...] = ()
+        if matpow.placement == "one-host":
+            children = start_children(matpow, tasks, self._payload, self._directory)
+            addresses, timeout_s = children.addresses, STARTUP_S_PER_TASK * tasks
+        elif matpow.placement == "lab":
+            addresses, timeout_s = plan.cluster, plan.peer_timeout_s
+        if addresses:
+            require_free_port(addresses[0])
+            peers = Peers(dict(enumerate(addresses[1:], start=1)))
+            self._await_peers(peers, timeout_s, children)
+            self._watch(_EXPERIMENT_PATIENCE)
+        status = self._compute(matpow, tasks, addresses, trace=plan.trace)
+        if children is not None:
+            children.end()
+        return status
+
+    def _compute(
+        self, plan: MatpowPlan, tasks: int, addresses: tuple[str, ...], *, trace: bool
+    ) -> int:
+        with self._events.phase(wire.PHASE_IMPORT_NUMPY):
+            from .experiments.inputs import make_inputs
+            from .experiments.matpow import Setting
+        with self._events.phase(wire.PHASE_IMPORT_TENSORFLOW):
+            import tensorflow as tf
+        computation = _computation(tf, Setting(plan, tasks, addresses))
+        with self._events.phase(wire.PHASE_SERVER):
+            computation.start_server()
+        with self._events.phase(wire.PHASE_GRAPH):
+            products = computation.build_graph()
+        section_ns = time.perf_counter_ns()
+        if plan.api == "session":
+            with self._events.phase(wire.PHASE_SESSION):
+                computation.open_session()
+        with self._events.phase(wire.PHASE_INPUTS):
+            inputs = make_inputs(plan, tasks)
+        if plan.feed == "staged":
+            with self._events.phase(wire.PHASE_STAGE):
+                computation.stage(inputs)
+        with self._events.phase(wire.PHASE_FIRST_STEP):
+            result = self._step(computation, inputs, 0, plan.repeat + 1)
+        section_ns = time.perf_counter_ns() - section_ns
+        with self._events.phase(wire.PHASE_WARM_STEPS):
+            for index in range(1, plan.repeat + 1):
+                result = self._step(computation, inputs, index, plan.repeat + 1)
+        if trace:
+            self._trace(computation, inputs)
+        ok = self._verify(plan, inputs, result, products=products, section_us=section_ns // 1000)
+        self._close(computation)
+        return wire.EXIT_OK if ok else wire.EXIT_WRONG
+
+    def _step(
+        self, computation: Computation, inputs: Sequence[Float32], index: int, total: int
+    ) -> Float32:
+        begin = time.perf_counter_ns()
+        result = computation.step(inputs)
+        duration_ns = time.perf_counter_ns() - begin
+        kind = "warm" if index else "cold"
+        self._events.emit(wire.STEP, index=index, kind=kind, total=total, duration_ns=duration_ns)
+        return result
+
+    def _trace(self, computation: Computation, inputs: Sequence[Float32]) -> None:
+        with self._events.phase(wire.PHASE_TRACED_STEP):
+            stats = computation.traced_step(inputs)
+        if stats is None:
+            self._events.emit(wire.NOTE, text="no trace: this API has no step stats")
+            return
+        path = self._directory / wire.TRACE_FILE
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(stats)
+
+    def _verify(
+        self,
+        plan: MatpowPlan,
+        inputs: Sequence[Float32],
+        result: Float32,
+        *,
+        products: int,
+        section_us: int,
+    ) -> bool:
+        from .verify import verify
+
+        power = power_computed(plan.power, plan.algorithm)
+        with self._events.phase(wire.PHASE_VERIFY):
+            method = limits.check_method(plan, len(inputs))
+            verdict = verify(result, inputs, power, method, plan.seed)
+        self._events.emit(
+            wire.RESULT,
+            ok=verdict.ok,
+            relative_error=verdict.relative_error,
+            tolerance=verdict.tolerance,
+            power_computed=power,
+            products=products,
+            norm=verdict.norm,
+            checked_by=verdict.checked_by,
+            section_us=section_us,
+            end_to_end_us=(time.perf_counter_ns() - self._began_ns) // 1000,
+        )
+        if verdict.relative_error is None:
+            raise NodeError(
+                f"float32 cannot hold the sum of M^{power} for size {plan.size}: its norm is {verdict.norm}",
+                expected="finite entries that are not all 0",
+                do="a smaller --power, or --algorithm chain or squaring, whose inputs are scaled",
+                kind=OUT_OF_RANGE,
+                status=wire.EXIT_WRONG,
+            )
+        return verdict.ok
+
+    def _close(self, computation: Computation) -> None:
+        """Free the other tasks' memory; what is not done in time is left undone, the result stands."""
+        if self._watchdog is not None:
+            self._watchdog.stop()
+        _within(_CLOSE_WITHIN_S, computation.close)
+
+
+def _computation(tf: Any, setting: Setting) -> Computation:
+    if setting.plan.api == "tf2":
+        from .experiments.tf2_api import FunctionComputation
+
+        return FunctionComputation(tf, setting)
+    from .experiments.session_api import SessionComputation
+
+    return SessionComputation(tf, setting)
+
+
+def _read_plan(path: str) -> RunPlan:
+    try:
+        return RunPlan.from_json(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise bad_plan(
+            f"plan {path}: {error}",
+            expected=f"a run plan of format {wire.PLAN_FORMAT}",
+            do="use the same version of labctl for the plan and the payload",
+        ) from error
+
+
+def _explain(error: BaseException) -> dict[str, Any]:
+    """Return the fields of the `error` event of an exception that is not ours."""
+    message = shorten(getattr(error, "message", None) or str(error))
+    name = type(error).__name__
+    fields: dict[str, Any] = {"kind": classify(name, message), "type": name, "message": message}
+    if fields["kind"] == NO_DEVICE:
+        asked = re.search(r"/job:\w+(?:/replica:0)?/task:(\d+)/device:(\w+):\d+", message)
+        who = f"task {asked[1]} has no {asked[2]} device" if asked else "a device is missing"
+        fields.update(found=who, expected="a GPU that TensorFlow can use on every task", do="--cpu")
+    return fields
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+
+
+def _within(seconds: float, action: Any) -> None:
+    """Call something that may block, and go on after some seconds whether it has returned or not."""
+    thread = threading.Thread(target=action, daemon=True)
+    thread.start()
+    thread.join(seconds)

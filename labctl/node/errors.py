@@ -1,0 +1,107 @@
+"""What goes wrong on a node: one error class, and the kinds that TensorFlow's own errors fall into."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import wire
+
+# Kinds of the `error` event.
+BAD_PLAN = "bad-plan"
+BAD_SPEC = "bad-spec"
+PEER_LOST = "peer-lost"  # its port does not answer
+PEER_RESTARTED = "peer-restarted"  # it answers, but it is not the process that the session knew
+PEER_UNAVAILABLE = "peer-unavailable"  # it answers, yet TensorFlow could not reach it
+WRONG_CLUSTER = "wrong-cluster"  # a task is not who the spec says
+NO_DEVICE = "no-device"
+PORT_IN_USE = "port-in-use"
+OUT_OF_MEMORY = "out-of-memory"
+OUT_OF_RANGE = "out-of-range"  # float32 cannot hold the result
+SCRIPT = "script"
+UNEXPECTED = "unexpected"
+
+PEER_KINDS = frozenset({PEER_LOST, PEER_RESTARTED, PEER_UNAVAILABLE})
+
+_LONGEST_MESSAGE = 1500
+
+
+class NodeError(Exception):
+    """An expected failure, with its exit status and a message in three parts.
+
+    Args:
+        found: What was found, one line.
+        expected: What was expected instead.
+        do: What helps.
+        kind: One of the kinds above.
+        status: Exit status of the process.
+    """
+
+    def __init__(
+        self,
+        found: str,
+        *,
+        expected: str | None = None,
+        do: str | None = None,
+        kind: str = UNEXPECTED,
+        status: int = wire.EXIT_FAILED,
+    ) -> None:
+        super().__init__(found)
+        self.found = found
+        self.expected = expected
+        self.do = do
+        self.kind = kind
+        self.status = status
+
+    def __str__(self) -> str:
+        lines = [self.found]
+        if self.expected is not None:
+            lines.append(f"  expected  {self.expected}")
+        if self.do is not None:
+            lines.append(f"  do        {self.do}")
+        return "\n".join(lines)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of its `error` event."""
+        return {
+            "kind": self.kind,
+            "type": type(self).__name__,
+            "message": self.found,
+            "found": self.found,
+            "expected": self.expected,
+            "do": self.do,
+        }
+
+
+def bad_plan(found: str, *, expected: str, do: str) -> NodeError:
+    """Return the error for a plan that cannot be run."""
+    return NodeError(found, expected=expected, do=do, kind=BAD_PLAN, status=wire.EXIT_BAD_PLAN)
+
+
+def shorten(text: str) -> str:
+    """Return a message cut to a length that fits one screen; TensorFlow appends whole graphs to its own."""
+    text = text.strip()
+    return text if len(text) <= _LONGEST_MESSAGE else text[:_LONGEST_MESSAGE].rstrip() + " …"
+
+
+def classify(type_name: str, message: str) -> str:
+    """Return the kind of an exception that TensorFlow raised.
+
+    Args:
+        type_name: Name of its class.
+        message: Its text.
+    """
+    low = message.lower()
+    kind = UNEXPECTED
+    if "could not start grpc server" in low:
+        kind = PORT_IN_USE
+    elif "available devices are" in low or "could not satisfy device specification" in low:
+        kind = NO_DEVICE
+    elif "unknown device" in low:
+        kind = WRONG_CLUSTER
+    elif type_name in {"AbortedError", "CancelledError"} or "incarnation" in low:
+        kind = PEER_RESTARTED
+    elif type_name == "UnavailableError" or "failed to connect to all addresses" in low:
+        kind = PEER_UNAVAILABLE
+    elif type_name in {"ResourceExhaustedError", "MemoryError"}:
+        kind = OUT_OF_MEMORY
+    return kind

@@ -1,0 +1,105 @@
+"""The experiment through `tf.function` on a connected cluster, for comparison with the session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .. import wire
+from ..errors import NodeError, classify, shorten
+from ..ports import port_in_use
+from ..spec import split_address
+from .inputs import Float32
+from .matpow import Setting
+from .power import form_power
+
+
+class FunctionComputation:
+    """See `Computation`. The call of the function with its inputs is the step; there is no session.
+
+    Args:
+        tf: The tensorflow module.
+        setting: Where to compute.
+    """
+
+    def __init__(self, tf: Any, setting: Setting) -> None:
+        self._tf = tf
+        self._setting = setting
+        self._variables: list[Any] = []
+        self._call: Any = None
+
+    def start_server(self) -> None:
+        """Configure TensorFlow and connect to the cluster, which starts this task's own server.
+
+        Raises:
+            NodeError: This task's port is taken.
+        """
+        tf, plan = self._tf, self._setting.plan
+        tf.config.set_soft_device_placement(False)
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+        if plan.inter_op is not None:
+            tf.config.threading.set_inter_op_parallelism_threads(plan.inter_op)
+        if plan.device == "cpu":
+            tf.config.set_visible_devices([], "GPU")
+        else:
+            for gpu in tf.config.list_physical_devices("GPU"):
+                tf.config.experimental.set_memory_growth(gpu, True)
+        addresses = self._setting.addresses
+        if not addresses:
+            return
+        spec = tf.train.ClusterSpec(wire.cluster_spec(addresses))
+        try:
+            tf.config.experimental_connect_to_cluster(
+                spec, job_name=wire.JOB_NAME, task_index=0, protocol="grpc"
+            )
+            tf.config.list_logical_devices()  # connecting waits for the first use of a device
+        except tf.errors.OpError as error:
+            if classify(type(error).__name__, error.message) == "port-in-use":
+                raise port_in_use(split_address(addresses[0])[1]) from error
+            raise NodeError(f"TensorFlow could not connect: {shorten(error.message)}") from error
+
+    def build_graph(self) -> int:
+        """Trace the function; with staged inputs it makes their variables, empty, on their tasks."""
+        tf, plan, setting = self._tf, self._setting.plan, self._setting
+        shape = (plan.size, plan.size)
+        if plan.feed == "staged":
+            for task in range(setting.tasks):
+                with tf.device(setting.device(task, plan.device)):
+                    self._variables.append(tf.Variable(tf.zeros(shape), trainable=False))
+
+        def total(*matrices: Any) -> Any:
+            powers = []
+            for task in range(setting.tasks):
+                with tf.device(setting.device(task, plan.device)):
+                    matrix = (
+                        self._variables[task].read_value() if self._variables else matrices[task]
+                    )
+                    powers.append(form_power(matrix, plan.power, plan.algorithm, tf.matmul))
+            with tf.device(setting.device(0, "cpu")):
+                return tf.add_n(powers)
+
+        fed = 0 if self._variables else setting.tasks
+        function = tf.function(total)
+        concrete = function.get_concrete_function(*[tf.TensorSpec(shape, tf.float32)] * fed)
+        self._call = function
+        return sum(op.type == "MatMul" for op in concrete.graph.get_operations())
+
+    def open_session(self) -> bool:
+        return False
+
+    def stage(self, inputs: Sequence[Float32]) -> None:
+        for variable, matrix in zip(self._variables, inputs, strict=True):
+            variable.assign(matrix)
+
+    def step(self, inputs: Sequence[Float32]) -> Float32:
+        with self._tf.device(self._setting.device(0, "cpu")):
+            fed = [] if self._variables else [self._tf.constant(matrix) for matrix in inputs]
+            result: Float32 = self._call(*fed).numpy()
+        return result
+
+    def traced_step(self, inputs: Sequence[Float32]) -> bytes | None:  # noqa: ARG002 protocol
+        return None
+
+    def close(self) -> None:
+        self._variables.clear()
+        self._call = None

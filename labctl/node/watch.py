@@ -1,0 +1,92 @@
+"""The peer watchdog: TensorFlow waits for a dead peer for ever, so a thread ends the process in bounded time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .cluster import Peers, peers_lost
+from .errors import NodeError
+from .ports import Answer
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a silent peer is borne.
+
+    Attributes:
+        interval_s: Between two probes.
+        failures: Consecutive failed probes of one peer that make it lost.
+        grace_s: From then to the end of the process, in which TensorFlow's own error may come first.
+        probe_timeout_s: For one probe.
+        forgiving: A peer that answers within the grace is taken back.
+    """
+
+    interval_s: float = 2.0
+    failures: int = 2
+    grace_s: float = 5.0
+    probe_timeout_s: float = 5.0
+    forgiving: bool = False
+
+
+class Watchdog(threading.Thread):
+    """Probes the peers until one is lost for good, then calls `on_lost` from its thread.
+
+    Args:
+        peers: Whom to watch.
+        patience: How long to bear silence.
+        on_silent: Called with the error when a peer is found lost, before the grace.
+        on_lost: Called with the error after the grace; expected to end the process.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        patience: Patience,
+        *,
+        on_silent: Callable[[NodeError, dict[int, Answer]], None],
+        on_lost: Callable[[NodeError], None],
+    ) -> None:
+        super().__init__(name="peer-watchdog", daemon=True)
+        self._peers = peers
+        self._patience = patience
+        self._on_silent = on_silent
+        self._on_lost = on_lost
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Stop probing; returns at once."""
+        self._stopped.set()
+
+    def run(self) -> None:
+        if not self._peers.addresses:
+            return
+        misses = dict.fromkeys(self._peers.addresses, 0)
+        while not self._stopped.wait(self._patience.interval_s):
+            answers = self._peers.probe(self._patience.probe_timeout_s)
+            for task, answer in answers.items():
+                misses[task] = 0 if answer.ok else misses[task] + 1
+            lost = {
+                task: answers[task] for task, n in misses.items() if n >= self._patience.failures
+            }
+            if lost and not self._stopped.is_set() and self._end(lost):
+                return
+
+    def _end(self, lost: dict[int, Answer]) -> bool:
+        """Return whether the peers stayed lost through the grace."""
+        begin = time.monotonic()
+        tries_s = self._patience.interval_s * self._patience.failures
+        self._on_silent(peers_lost(self._peers.addresses, lost, f"for {tries_s:g} s"), lost)
+        while (left_s := begin + self._patience.grace_s - time.monotonic()) > 0:
+            if self._stopped.wait(min(1.0, left_s)):
+                return True
+            if self._patience.forgiving:
+                answers = Peers({task: self._peers.addresses[task] for task in lost}).silent(2.0)
+                if not answers:
+                    return False
+                lost = answers
+        waited_s = time.monotonic() - begin + tries_s
+        self._on_lost(peers_lost(self._peers.addresses, lost, f"for {waited_s:.0f} s"))
+        return True
