@@ -1,0 +1,112 @@
+"""The commands that make, list, choose and remove labs: `up`, `down`, `labs`, `use`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from labctl import console
+
+Lab = Annotated[
+    str | None, typer.Option("--lab", metavar="NAME", help="The lab; default: the active one.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+
+
+def up(
+    *,
+    lab: Lab = None,
+    provider: Annotated[
+        str, typer.Option(metavar="NAME", help="What makes the machines: rehearsal.")
+    ] = "rehearsal",
+    nodes: Annotated[
+        int | None, typer.Option(metavar="N", help="Machines, 1 to 8; 2 for a new lab.")
+    ] = None,
+    release: Annotated[
+        str | None, typer.Option(help="Debian release: bookworm (12) or trixie (13).")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Bound of each machine's memory, e.g. 4G.")
+    ] = None,
+    cpus_per_node: Annotated[
+        int | None, typer.Option(metavar="N", help="CPUs of each machine; default an equal share.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Make a lab's machines, keys and inventory, or heal a lab that stands."""
+    from labctl.lab.home import Home
+    from labctl.providers import choose
+
+    home = Home.find()
+    name = choose.lab_to_make(home, lab)
+    options = choose.machine_options(nodes, release, memory, cpus_per_node)
+    status = choose.provider(home, provider).up(name, options, console.say)
+    target = home.inventory(name)
+    if json:
+        console.out_json(choose.up_dict(home, name, provider, status))
+        return
+    console.say(f"lab {name} is {status.state}: {target / 'hosts.yml'}")
+    if home.active() != name:
+        console.say(f"the active lab is {home.active()}; labctl use {name} makes it this one")
+    console.say("next: labctl provision")
+
+
+def down(
+    *,
+    lab: Lab = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Forget what cannot be removed, and list it.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Remove a lab's machines and all that labctl made for it; run records stay."""
+    from labctl.errors import RefusedError
+    from labctl.lab.home import Home
+    from labctl.providers import choose
+
+    home = Home.find()
+    name = choose.lab_to_remove(home, lab)
+    receipt = choose.provider_of(home, name).down(name, force=force, report=console.say)
+    if json:
+        console.out_json(receipt.to_dict())
+    else:
+        for line in choose.receipt_lines(name, receipt):
+            console.out(line)
+    for path in receipt.kept:
+        console.say(f"kept {path}: it is yours")
+    if receipt.left:
+        raise RefusedError(
+            f"lab {name}: {len(receipt.left)} things are left",
+            expected="zero left",
+            do="labctl down again, or labctl down --force to forget them",
+        )
+
+
+def labs(*, json: Json = False) -> None:
+    """List the labs: provider, nodes, state, cost; the active one is marked."""
+    from labctl.lab.home import Home
+    from labctl.providers import choose
+
+    rows = choose.lab_rows(Home.find())
+    if json:
+        console.out_json([row.to_dict() for row in rows])
+        return
+    for line in choose.lab_lines(rows):
+        console.out(line)
+
+
+def use(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The lab.")],
+    *,
+    json: Json = False,
+) -> None:
+    """Make a lab the default of every command."""
+    from labctl.lab.home import Home
+
+    home = Home.find()
+    home.activate(name)
+    if json:
+        console.out_json({"active": name})
+    else:
+        console.say(f"lab {name} is active")

@@ -1,0 +1,72 @@
+"""What a rehearsal lab was made with, kept between commands. Paths are never read from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from ipaddress import IPv4Network
+from pathlib import Path
+
+from labctl.providers.image import RELEASES, is_image_name
+
+FORMAT = 1
+MAX_NODES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class LabState:
+    """One lab, as it was asked for. Whether it stands like that, the host itself is asked.
+
+    Attributes:
+        lab: Its name.
+        root: The root directory it belongs to, for people who read the file.
+        nodes: Number of machines.
+        release: Debian codename.
+        image: Name of the image that the machines are cloned from.
+        subnet: Its address range.
+        memory_bytes: Bound of each machine's memory, None for none.
+        cpus_per_node: CPUs of each machine, None for an equal share.
+    """
+
+    lab: str
+    root: str
+    nodes: int
+    release: str
+    image: str
+    subnet: IPv4Network
+    memory_bytes: int | None
+    cpus_per_node: int | None
+
+
+def save(file: Path, state: LabState) -> None:
+    """Write a lab's state, atomically."""
+    data = {"format": FORMAT, **dataclasses.asdict(state), "subnet": str(state.subnet)}
+    fresh = file.with_name(file.name + ".new")
+    fresh.write_text(json.dumps(data, indent=2) + "\n")
+    fresh.replace(file)
+
+
+def load(file: Path) -> LabState | None:
+    """Return a lab's state, None when there is none or it makes no sense."""
+    try:
+        data = json.loads(file.read_text())
+        if data.pop("format") != FORMAT:
+            return None
+        state = LabState(**{**data, "subnet": IPv4Network(data["subnet"])})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return state if _is_sane(state) else None
+
+
+def _is_sane(state: LabState) -> bool:
+    bounds = (state.memory_bytes, state.cpus_per_node)
+    return (
+        all(type(figure) is int for figure in (state.nodes, *filter(None, bounds)))
+        and 1 <= state.nodes <= MAX_NODES
+        and state.release in RELEASES.values()
+        and isinstance(state.image, str)
+        and is_image_name(state.image)
+        and state.subnet.prefixlen == 24
+        and all(bound is None or bound > 0 for bound in bounds)
+    )
