@@ -1,0 +1,89 @@
+"""Print the state of the join server and who holds a port, as JSON. Argument: the port.
+
+Keys: unit_exists, active (systemd's ActiveState), fingerprint (of the running server's environment, "" when none runs),
+holder (a process outside the lab that listens on the port, "" for none).
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+UNIT = "tf-join-server.service"
+LAB_UNITS = (UNIT, "labctl-run.service", "labctl-check-listener.service")
+LISTEN = "0A"
+
+
+def unit_properties() -> dict:
+    shown = subprocess.run(
+        ["systemctl", "show", UNIT, "--property=LoadState,ActiveState,MainPID"],
+        stdout=subprocess.PIPE,
+        universal_newlines=True,
+        check=True,
+    )
+    return dict(line.split("=", 1) for line in shown.stdout.splitlines())
+
+
+def fingerprint(pid: str) -> str:
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    mark = b"TF_JOIN_SERVER_FINGERPRINT="
+    return next((entry[len(mark) :].decode() for entry in environment if entry.startswith(mark)), "")
+
+
+def listening_inodes(port: int) -> set:
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            rows = Path(table).read_text(encoding="ascii").splitlines()[1:]
+        except OSError:
+            continue
+        for row in rows:
+            fields = row.split()
+            if fields[3] == LISTEN and int(fields[1].rsplit(":", 1)[1], 16) == port:
+                inodes.add(fields[9])
+    return inodes
+
+
+def listeners(port: int) -> list:
+    """Return the ids of the processes that listen on a TCP port."""
+    wanted = {f"socket:[{inode}]" for inode in listening_inodes(port)}
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if wanted and any(os.readlink(fd) in wanted for fd in (process / "fd").iterdir()):
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return sorted(found)
+
+
+def stranger(pid: int) -> str:
+    """Return what a process is, "" for one of the lab's own units."""
+    try:
+        cgroup = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8")
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
+    return "" if any(unit in cgroup for unit in LAB_UNITS) else f"process {pid} ({command[:120]})"
+
+
+def main() -> None:
+    port = int(sys.argv[1])
+    unit = unit_properties()
+    print(
+        json.dumps(
+            {
+                "unit_exists": unit["LoadState"] != "not-found",
+                "active": unit["ActiveState"],
+                "fingerprint": fingerprint(unit["MainPID"]),
+                "holder": ", ".join(filter(None, map(stranger, listeners(port)))),
+            }
+        )
+    )
+
+
+main()
