@@ -65,7 +65,8 @@ Script = Reply | LabctlError | Callable[[Call], Reply]
 class FakeExecutor:
     """A machine whose files are a dict and whose commands are a table.
 
-    Knows the digests of its own files that a Follower asks for; every other command is scripted with `on`.
+    Knows the digests of its own files that a Follower asks for; every other command is scripted
+    with `on`.
 
     Args:
         name: The node's name, for messages.
@@ -175,10 +176,10 @@ class FakeExecutor:
     def _find(self, call: Call) -> Script:
         for length in range(len(call.argv), -1, -1):
             scripts = self._scripts.get(call.argv[:length])
+            if length == 0 and call.argv[:3] == ("sh", "-c", DIGEST_SCRIPT):
+                return self._sha256sum(path=call.argv[5], size=int(call.argv[4]))
             if scripts is not None:
                 return scripts.pop(0) if len(scripts) > 1 else scripts[0]
-        if call.argv[:3] == ("sh", "-c", DIGEST_SCRIPT):
-            return self._sha256sum(path=call.argv[5], size=int(call.argv[4]))
         raise LookupError(f"FakeExecutor {self._name} has no script for {call.argv}")
 
     def _sha256sum(self, path: str, size: int) -> Reply:
@@ -297,7 +298,7 @@ class FakeUnits:
             return
         if name in self.ignores_stop:
             raise still_alive(self.executor.name, name, timeout_s)
-        self.finish(name, UnitEnd("signal", "killed", "TERM", 2.0))
+        self.finish(name, UnitEnd("success", "killed", "TERM", 2.0))
 
     def restart(self, name: str, *, timeout_s: float) -> None:
         if self.kind == "process" or self.state(name).load != "loaded":

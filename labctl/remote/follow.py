@@ -59,7 +59,7 @@ class Follower:
     def finish(self) -> Copied:
         """Copy the rest, compare sha256 on both sides and return it.
 
-        What is appended after this call began is left out; a file that was never made counts as empty.
+        What is appended after this call began is left out; a file never made counts as empty.
 
         Raises:
             RecordError: The digests differ after one whole new copy was made as well.
