@@ -184,8 +184,12 @@ def _visit(node: Node, executor: Executor, gpu: bool) -> _Visit:
     try:
         request = facts_request(node, gpu=gpu)
         facts = node_facts(probe(executor, "facts_probe", request, python=python))
-    except (FactsError, LabctlError) as error:
-        return _Visit(contact, unreadable=str(error).splitlines()[0])
+    except FactsError as error:
+        return _Visit(contact, unreadable=f"{python} with labctl's probe: {error}")
+    except LabctlError as error:
+        return _Visit(contact, unreadable=error.found)
+    if facts.units_error is not None:
+        return _Visit(contact, unreadable=f"systemd did not answer: {facts.units_error}")
     client = facts.units.get(CLIENT_UNIT)
     busy = client is not None and client.running
     if node.task_index != 0 or node.ssh is None or busy or facts.holders:
@@ -199,8 +203,10 @@ def _listen(node: Node, executor: Executor, *, root: bool) -> ListenerFacts:
     try:
         answer = probe(executor, "ports_probe", request, python=NODE_PYTHON, sudo=root)
         return listener_facts(answer)
-    except (FactsError, LabctlError) as error:
-        return ListenerFacts(0, "", str(error).splitlines()[0])
+    except FactsError as error:
+        return ListenerFacts(0, "", f"labctl's probe {error}")
+    except LabctlError as error:
+        return ListenerFacts(0, "", error.found)
 
 
 def _close(executor: Executor, listener: ListenerFacts, *, root: bool) -> None:

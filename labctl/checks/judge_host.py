@@ -46,9 +46,9 @@ def judge_probe(seen: Observed, node: Node) -> Verdict:
     if node.name in seen.facts:
         return ok(f"Python {seen.facts[node.name].python} answers")
     return fail(
-        f"{NODE_PYTHON} {seen.unreadable.get(node.name, 'did not answer')}",
-        f"{NODE_PYTHON}, 3.9 or newer, that runs labctl's probe",
-        on(node, "sudo apt-get install python3"),
+        seen.unreadable[node.name],
+        "systemd, and Python 3.9 or newer that runs labctl's probe",
+        on(node, f"{NODE_PYTHON} --version; systemctl is-system-running"),
     )
 
 

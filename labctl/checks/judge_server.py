@@ -55,7 +55,7 @@ def server_trouble(facts: NodeFacts, node: Node) -> str | None:
     """Return what is wrong with a worker's join server in some words, None if it is active."""
     unit = facts.units.get(SERVER_UNIT)
     if unit is None:
-        return f"unknown: systemd did not answer ({facts.units_error or 'no such unit'})"
+        return "not known to systemd"
     if unit.active == "active":
         return None
     if unit.load in {"not-found", "masked", "bad-setting", "error"}:

@@ -1,0 +1,110 @@
+"""`labctl check`: is the lab usable?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from labctl.cli.options import DebugOption, JsonOption, LabOption
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from labctl.checks.model import CheckResult
+
+
+def check(
+    node: Annotated[
+        list[str] | None,
+        typer.Option("--node", metavar="NODE", help="Show this node only; may be repeated."),
+    ] = None,
+    gpu: Annotated[bool, typer.Option("--gpu", help="A GPU must be usable on every node.")] = False,
+    lab: LabOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,  # noqa: ARG001 acts in its callback
+) -> int:
+    """Run the named checks on every node: is the lab usable?"""
+    from contextlib import ExitStack
+
+    from labctl.checks.doctor import run_checks
+    from labctl.console import out_json, stderr_console
+    from labctl.errors import UsageError
+    from labctl.lab.home import Home
+    from labctl.playbook import load_lab
+    from labctl.remote.connect import open_executor
+
+    home = Home.find()
+    model = load_lab(home, home.choose(lab))
+    names = [each.name for each in model.nodes]
+    for each in node or ():
+        if each not in names:
+            raise UsageError(
+                f"lab {model.name} has no node {each!r}", expected=f"one of {', '.join(names)}"
+            )
+    console = stderr_console()
+    with ExitStack() as stack:
+        executors = {}
+        for one in model.nodes:
+            executors[one.name] = open_executor(one, model)
+            stack.callback(executors[one.name].close)
+        with console.status(f"lab {model.name}: checking") as status:
+            results = run_checks(
+                model,
+                executors,
+                gpu=gpu,
+                progress=lambda text: status.update(f"lab {model.name}: {text}"),
+            )
+    shown = [result for result in results if not node or result.node in node]
+    if json:
+        out_json([result.to_json() for result in shown])
+    else:
+        _print(model.name, shown)
+    _refuse(model.name, shown)
+    return 0
+
+
+def _refuse(lab: str, results: Sequence[CheckResult]) -> None:
+    """Raise RefusedError if a result is a fail."""
+    from labctl.errors import RefusedError
+
+    failed = [result for result in results if result.status == "fail"]
+    if not failed:
+        return
+    names = ", ".join(f"{result.name} ({result.node})" for result in failed)
+    first = failed[0]
+    raise RefusedError(
+        f"{len(failed)} of {len(results)} checks of lab {lab} failed: {names}",
+        expected=f"{first.name} on {first.node}: {first.expected}",
+        do=first.do,
+    )
+
+
+def _print(lab: str, results: Sequence[CheckResult]) -> None:
+    """Print a table: equal findings of several nodes in one row, what to do below a failure."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from labctl.console import stdout_console
+
+    rows: dict[tuple[str, str, str, str | None, str | None], list[str]] = {}
+    for each in results:
+        key = (each.status, each.name, each.found, each.expected, each.do)
+        rows.setdefault(key, []).append(each.node)
+    table = Table(box=None, pad_edge=False)
+    for title in ("", "check", "node", "found"):
+        table.add_column(title, no_wrap=title in {"", "check"}, overflow="fold")
+    styles = {"ok": "green", "fail": "bold red", "skipped": "yellow"}
+    for (status, name, found, expected, do), nodes in rows.items():
+        text = Text(found)
+        if status == "fail":
+            text.append(f"\nexpected  {expected}\ndo        {do}", style="default")
+        table.add_row(Text(status, style=styles[status]), name, " ".join(nodes), text)
+    console = stdout_console()
+    console.print(table)
+    counts = {word: sum(each.status == word for each in results) for word in styles}
+    console.print(
+        f"lab {lab} · {counts['ok']} ok · {counts['fail']} failed · {counts['skipped']} skipped"
+    )
+    if not counts["fail"]:
+        console.print("next: labctl run")
