@@ -8,7 +8,8 @@
 # Ends 0 when nothing is missing, 1 when something is and it may not or cannot be installed.
 set -eu
 
-packages="ca-certificates iproute2 mmdebstrap nftables openssh-client python3-venv systemd-container util-linux"
+packages="ca-certificates debian-archive-keyring iproute2 mmdebstrap mount nftables openssh-client python3-venv"
+packages="$packages systemd-container util-linux"
 list_only=false
 for option in "$@"; do
     case $option in

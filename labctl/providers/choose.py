@@ -66,7 +66,7 @@ def provider_of(home: Home, lab: str) -> Provider:
     """
     rehearsal = RehearsalProvider(home)
     folder = home.inventory(lab)
-    if not rehearsal.owns(lab) and folder.is_dir() and any(folder.glob("*.y*ml")):
+    if not rehearsal.owns(lab) and inventory.foreign(folder):
         raise ConfigError(
             f"lab {lab}: labctl did not make its machines and does not remove them",
             expected="a lab of labctl up",

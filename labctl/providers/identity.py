@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from labctl.errors import ConfigError
+
 RUN_DIR = Path("/run/labctl")
 """Locks and saved settings of the host, shared by all labs; gone after a reboot, as those settings are."""
 
@@ -103,6 +105,19 @@ class LabIdentity:
     def machine(self, node: str) -> str:
         """Return the machine name of a node, as systemd-nspawn knows it."""
         return f"labctl-{self.id}-{node}"
+
+    def check_state_dir(self) -> None:
+        """Check that mount options can name the state directory.
+
+        Raises:
+            ConfigError: It has a character in it that they cannot quote.
+        """
+        if set(str(self.state)) & set(",:\\ \t\n"):
+            raise ConfigError(
+                f"LABCTL_STATE_DIR is {str(self.state)!r}",
+                expected="a path without blanks, commas, colons and backslashes",
+                do="unset LABCTL_STATE_DIR, or choose another directory",
+            )
 
     @property
     def base(self) -> Path:

@@ -32,18 +32,7 @@ PACKAGES = (
     "systemd-sysv",
 )
 # Fetched into the image's package cache, not installed: N machines do not download them N times.
-PREFETCHED = (
-    "acl",
-    "chrony",
-    "curl",
-    "libpam-systemd",
-    "nftables",
-    "openssl",
-    "procps",
-    "python3-venv",
-    "rsync",
-    "xz-utils",
-)
+PREFETCHED = ("acl", "nftables", "python3-venv")
 # They would hold apt's lock, wait for hardware, or draw a login prompt on the console log.
 MASKED = (
     "apt-daily.timer",
@@ -158,14 +147,12 @@ def host_recipe(suite: str) -> Recipe:
     )
     dumped = host.try_run(["apt-config", "dump"]).text
     proxies = [
-        line.rstrip(";").replace(" ", " ", 1)
-        for line in dumped.splitlines()
-        if re.match(r'Acquire::https?::Proxy "\S+";', line)
+        line for line in dumped.splitlines() if re.match(r'Acquire::https?::Proxy "\S+";', line)
     ]
     return Recipe(
         suite,
         debian_sources(texts, codename[1] if codename else "", suite),
-        tuple(f"{line};" for line in proxies),
+        tuple(proxies),
     )
 
 
@@ -305,4 +292,19 @@ def ensure_image(images: Path, recipe: Recipe, report: Report) -> Path:
             mounts.unmount_below(work)
             mounts.remove_tree(work, within=images)
         report(f"image {recipe.suite}: built in {time.monotonic() - started:.0f} s")
+        _prune(images, keep=recipe)
     return image
+
+
+def _prune(images: Path, *, keep: Recipe) -> None:
+    """Remove images of older recipes for the same release, those apart that a lab's machines are cloned from."""
+    named = {
+        text
+        for file in (images.parent / "labs").glob("*/state.json")
+        for text in re.findall(r"[a-z]+-[0-9a-f]{12}", file.read_text(errors="replace"))
+    }
+    mounted = ",".join(mount.options for mount in mounts.mounts() if mount.fstype == "overlay")
+    for image in images.glob(f"{keep.suite}-*"):
+        used = image.name == keep.name or image.name in named or str(image) in mounted
+        if is_image_name(image.name) and not used:
+            mounts.remove_tree(image, within=images)

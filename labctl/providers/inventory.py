@@ -89,22 +89,26 @@ def is_ours(folder: Path) -> bool:
     return file.is_file() and is_sealed(file.read_text(errors="replace"), unedited=False)
 
 
+def foreign(folder: Path) -> list[str]:
+    """Return the inventory files in a directory that labctl did not write; variables are not among them."""
+    return sorted(
+        entry.name
+        for entry in (folder.iterdir() if folder.is_dir() else ())
+        if entry.name not in {"group_vars", "host_vars"}
+        and not (entry.name == HOSTS and is_ours(folder))
+    )
+
+
 def check_writable(folder: Path) -> None:
     """Check that labctl may write a lab's inventory.
 
     Raises:
         ConfigError: The directory holds an inventory that labctl did not write.
     """
-    foreign = [
-        entry.name
-        for entry in (folder.iterdir() if folder.is_dir() else ())
-        if entry.name not in {"group_vars", "host_vars", HOSTS}
-    ]
-    if (folder / HOSTS).exists() and not is_ours(folder):
-        foreign.append(HOSTS)
-    if foreign:
+    found = foreign(folder)
+    if found:
         raise ConfigError(
-            f"{folder / foreign[0]} was not written by labctl",
+            f"{folder / found[0]} was not written by labctl",
             expected="a lab's name that no inventory of yours has",
             do="labctl up --lab NAME with another name",
         )
@@ -123,6 +127,11 @@ def write(folder: Path, local_dir: Path, subnet: IPv4Network, nodes: int) -> lis
     if cidr in variables.read_text(errors="replace"):
         return []
     return [f"{variables} is yours and stays; lab_admin_cidrs there should have {cidr}"]
+
+
+def files(folder: Path) -> list[Path]:
+    """Return an inventory directory and what labctl writes in it."""
+    return [folder, folder / HOSTS, (folder / GROUP_VARS).parent, folder / GROUP_VARS]
 
 
 def remove(folder: Path) -> tuple[bool, list[Path]]:

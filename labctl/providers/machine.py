@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
-import secrets
-import shutil
 import signal
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
-from labctl.errors import ConfigError, RemoteCommandError
+from labctl.errors import RemoteCommandError
 from labctl.providers import host, mounts
 from labctl.providers.cgroup import LabCgroup
 from labctl.providers.identity import LabIdentity, MachinePaths, node_name
-from labctl.providers.image import ADMIN
-from labctl.providers.network import host_address, node_address
+from labctl.providers.network import lab_bridges, node_address
 from labctl.remote.daemon import Daemon, find_processes, start_daemon
 
 UV_CACHE = "/var/cache/labctl/uv"
@@ -24,8 +20,6 @@ STOP_TIMEOUT_S = 5.0
 NSPAWN = "systemd-nspawn"
 _NSPAWN_DIR = Path("/run/systemd/nspawn")
 _NSPAWN_SOURCE = "labctl"
-_HOST_CA = Path("/etc/ssl/certs/ca-certificates.crt")
-_LOCAL_CAS = Path("/usr/local/share/ca-certificates")
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b[=>]|\r|[\x00-\x08\x0e-\x1f]")
 
 
@@ -108,161 +102,6 @@ def nspawn_env() -> dict[str, str]:
     }
 
 
-def network_text(spec: MachineSpec) -> str:
-    """Return the systemd-networkd file of a machine's only interface."""
-    return f"""\
-# Written by labctl.
-[Match]
-Name=host0
-
-[Network]
-Address={spec.address}/{spec.subnet.prefixlen}
-Gateway={host_address(spec.subnet)}
-LinkLocalAddressing=no
-IPv6AcceptRA=no
-LLMNR=no
-LLDP=no
-EmitLLDP=no
-"""
-
-
-def hosts_text(subnet: IPv4Network, nodes: int) -> str:
-    """Return a machine's /etc/hosts; each name stands for the address that its peers use."""
-    lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost ip6-loopback"]
-    lines += [f"{node_address(subnet, index)} {node_name(index)}" for index in range(nodes)]
-    return "\n".join(lines) + "\n"
-
-
-def resolver_text(candidates: list[tuple[str, str]]) -> str:
-    """Return the first resolv.conf whose servers a machine can reach: none on the loopback.
-
-    Args:
-        candidates: (path, content).
-
-    Raises:
-        ConfigError: There is none.
-    """
-    for _, text in candidates:
-        servers = re.findall(r"^\s*nameserver\s+(\S+)", text, re.MULTILINE)
-        usable = [each for each in servers if not each.startswith("127.") and each != "::1"]
-        if usable:
-            kept = [
-                line
-                for line in text.splitlines()
-                if re.match(r"\s*(search|domain|options)\s", line)
-            ]
-            return "\n".join([*(f"nameserver {each}" for each in usable), *kept]) + "\n"
-    raise ConfigError(
-        "this host has no name server that a machine could ask",
-        expected=f"a nameserver off the loopback in one of {', '.join(path for path, _ in candidates)}",
-        do="add one to /etc/resolv.conf of this host",
-    )
-
-
-def host_resolver() -> str:
-    """Return the resolv.conf for machines on this host.
-
-    Raises:
-        ConfigError: The host has no usable name server.
-    """
-    files = (
-        Path("/etc/resolv.conf"),
-        Path("/run/systemd/resolve/resolv.conf"),
-        Path("/run/NetworkManager/no-stub-resolv.conf"),
-    )
-    return resolver_text([(str(file), file.read_text()) for file in files if file.is_file()])
-
-
-def mount_root(identity: LabIdentity, spec: MachineSpec) -> None:
-    """Mount a machine's file system: the image below, what it writes above.
-
-    Raises:
-        RemoteCommandError: It could not be mounted.
-    """
-    paths = identity.paths(spec.node)
-    for folder in (paths.upper, paths.work, paths.root):
-        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    if any(mount.point == paths.root.resolve() for mount in mounts.below(paths.root)):
-        return
-    options = f"lowerdir={spec.image},upperdir={paths.upper},workdir={paths.work}"
-    host.run(
-        ["mount", "-t", "overlay", identity.machine(spec.node), "-o", options, str(paths.root)],
-        f"mounting the file system of {spec.node}",
-    )
-
-
-def fill_root(paths: MachinePaths, spec: MachineSpec, public_key: str, resolver: str) -> None:
-    """Write into a mounted file system what makes it this machine.
-
-    Host key, machine id and trust in the host's certificates are made once; the rest is written at every start.
-
-    Args:
-        paths: Of the machine.
-        spec: Of the machine.
-        public_key: The admin user's only authorized key.
-        resolver: Text of its resolv.conf.
-
-    Raises:
-        RemoteCommandError: A program failed.
-    """
-    etc = paths.root / "etc"
-    _put(etc / "hostname", spec.node + "\n")
-    _put(etc / "hosts", hosts_text(spec.subnet, spec.nodes))
-    _put(etc / "resolv.conf", resolver)
-    _put(etc / "systemd/network/10-labctl.network", network_text(spec))
-    home = paths.root / "home" / ADMIN
-    owner = home.stat()
-    ssh = home / ".ssh"
-    ssh.mkdir(mode=0o700, exist_ok=True)
-    _put(ssh / "authorized_keys", public_key, mode=0o600)
-    for each in (ssh, ssh / "authorized_keys"):
-        os.chown(each, owner.st_uid, owner.st_gid)
-    (paths.root / UV_CACHE.lstrip("/")).mkdir(mode=0o755, parents=True, exist_ok=True)
-    if paths.complete.exists():
-        return
-    _put(etc / "machine-id", secrets.token_hex(16) + "\n", mode=0o444)
-    key = etc / "ssh/ssh_host_ed25519_key"
-    for old in (key, key.with_suffix(".pub")):
-        old.unlink(missing_ok=True)
-    host.run(
-        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"root@{spec.node}", "-f", str(key)],
-        f"making the SSH host key of {spec.node}",
-    )
-    _trust_host_certificates(paths.root)
-    paths.complete.touch()
-
-
-def host_key(paths: MachinePaths) -> str:
-    """Return the public host key of a machine: type and base64."""
-    text = (paths.root / "etc/ssh/ssh_host_ed25519_key.pub").read_text()
-    return " ".join(text.split()[:2])
-
-
-def _trust_host_certificates(root: Path) -> None:
-    """Make a machine trust what this host trusts, also after its next update-ca-certificates."""
-    local = sorted(_LOCAL_CAS.rglob("*.crt")) if _LOCAL_CAS.is_dir() else []
-    if local:
-        shutil.copytree(_LOCAL_CAS, root / "usr/local/share/ca-certificates", dirs_exist_ok=True)
-        host.run(
-            ["chroot", str(root), "update-ca-certificates"], "adding certificates", timeout_s=120
-        )
-    if _HOST_CA.is_file():
-        target = root / "etc/ssl/certs/ca-certificates.crt"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(_HOST_CA, target)
-
-
-def _put(file: Path, text: str, *, mode: int = 0o644) -> None:
-    """Write a file anew; a link in its place is replaced, not followed out of the machine's file system."""
-    if file.is_symlink():
-        file.unlink()
-    fresh = file.with_name(file.name + ".labctl-new")
-    fresh.unlink(missing_ok=True)
-    fresh.write_text(text)
-    fresh.chmod(mode)
-    fresh.replace(file)
-
-
 def ensure_nspawn_dir() -> None:
     """Put a tmpfs on /run/systemd/nspawn where /run is a disk, as systemd-nspawn refuses to run there."""
     _NSPAWN_DIR.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -275,13 +114,16 @@ def ensure_nspawn_dir() -> None:
 
 
 def remove_nspawn_dir() -> bool:
-    """Unmount the tmpfs if it is labctl's and no container runs on this host; returns whether it did."""
+    """Unmount the tmpfs if it is labctl's and nobody needs it any more; returns whether it did.
+
+    A lab that is about to start machines has its bridge already.
+    """
     ours = [
         mount
         for mount in mounts.mounts()
         if mount.point == _NSPAWN_DIR and mount.source == _NSPAWN_SOURCE
     ]
-    if not ours or find_processes(NSPAWN):
+    if not ours or lab_bridges() or find_processes(NSPAWN):
         return False
     return all(host.try_run(["umount", str(_NSPAWN_DIR)]).ok for _ in ours)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from labctl.errors import ConfigError, DeadlineError
 from labctl.lab.home import Home
-from labctl.providers import host, inventory, keys, machine, network, state, teardown
+from labctl.providers import host, inventory, keys, machine, network, rootfs, state, teardown
 from labctl.providers.base import LabStatus, MachineOptions, MachineStatus, Receipt, Report
 from labctl.providers.cgroup import LabCgroup
 from labctl.providers.identity import HOST_LOCK, LabIdentity, node_index, node_name
@@ -26,7 +26,7 @@ from labctl.providers.machine import MachineSpec
 DEFAULT_NODES = 2
 READY_TIMEOUT_S = 120.0  # eight machines booting on two cores take a fraction of it
 _ANSWER_TIMEOUT_S = 20.0  # a machine that ran before and is mute for so long is started anew
-_SLICE_S = 10.0  # of waiting in one ssh; between two the machine's process is looked at
+_SLICE_S = 5.0  # of waiting in one ssh; between two the machine's process is looked at
 
 
 class RehearsalProvider:
@@ -74,9 +74,10 @@ class RehearsalProvider:
     def up(self, lab: str, options: MachineOptions, report: Report) -> LabStatus:
         host.require_root()
         host.require_programs()
-        resolver = machine.host_resolver()
+        resolver = rootfs.host_resolver()
         inventory.check_writable(self._home.inventory(lab))
         identity = LabIdentity.of(self._home.root, lab)
+        identity.check_state_dir()
         with hold(identity.lock_file, f"labctl up for lab {lab}"):
             _Build(identity, self._home, resolver, report).run(options)
         return self.status(lab)
@@ -112,7 +113,7 @@ class _Build:
         if moved:
             self._each(specs, lambda spec: machine.stop(identity, spec.node, self._cgroup))
         self._each(specs, lambda spec: self._prepare(spec, public_key))
-        known = [(spec.address, machine.host_key(identity.paths(spec.node))) for spec in specs]
+        known = [(spec.address, rootfs.host_key(identity.paths(spec.node))) for spec in specs]
         keys.write_private(folder / keys.KNOWN_HOSTS, keys.known_hosts_text(known))
         self._each(specs, lambda spec: self._bring_up(spec, folder))
         self._publish(wanted, folder)
@@ -189,8 +190,8 @@ class _Build:
     def _prepare(self, spec: MachineSpec, public_key: str) -> None:
         paths = self._identity.paths(spec.node)
         paths.base.mkdir(mode=0o700, exist_ok=True)
-        machine.mount_root(self._identity, spec)
-        machine.fill_root(paths, spec, public_key, self._resolver)
+        rootfs.mount_root(self._identity, spec)
+        rootfs.fill_root(paths, spec, public_key, self._resolver)
 
     def _bring_up(self, spec: MachineSpec, folder: Path) -> None:
         """Return once a machine takes logins: at once, or after it was started (anew).
@@ -264,7 +265,9 @@ class _Build:
             self._report(note)
         if is_new or self._home.active() is None:
             self._home.activate(self._identity.lab)
-        _give_to_owner(self._home, [folder, target, self._home.inventories / "active"])
+        _give_to_owner(
+            self._home, [folder, *(folder / name for name in keys.FILES), *inventory.files(target)]
+        )
 
 
 def _specs(wanted: state.LabState, identity: LabIdentity) -> list[MachineSpec]:
@@ -287,6 +290,5 @@ def _give_to_owner(home: Home, paths: list[Path]) -> None:
     owner = home.root.stat()
     if owner.st_uid == 0:
         return
-    folders = [home.inventories, home.root / ".lab", *paths]
-    for path in folders + [inner for folder in paths for inner in folder.rglob("*")]:
+    for path in (home.inventories, home.inventories / "active", home.root / ".lab", *paths):
         os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)

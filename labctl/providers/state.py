@@ -53,6 +53,9 @@ def load(file: Path) -> LabState | None:
         data = json.loads(file.read_text())
         if data.pop("format") != FORMAT:
             return None
+        figures = (data["nodes"], data["memory_bytes"], data["cpus_per_node"])
+        if not all(figure is None or type(figure) is int for figure in figures):
+            return None
         state = LabState(**{**data, "subnet": IPv4Network(data["subnet"])})
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
@@ -62,10 +65,8 @@ def load(file: Path) -> LabState | None:
 def _is_sane(state: LabState) -> bool:
     bounds = (state.memory_bytes, state.cpus_per_node)
     return (
-        all(type(figure) is int for figure in (state.nodes, *filter(None, bounds)))
-        and 1 <= state.nodes <= MAX_NODES
+        1 <= state.nodes <= MAX_NODES
         and state.release in RELEASES.values()
-        and isinstance(state.image, str)
         and is_image_name(state.image)
         and state.subnet.prefixlen == 24
         and all(bound is None or bound > 0 for bound in bounds)
