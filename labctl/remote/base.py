@@ -59,6 +59,21 @@ class Result:
         raise RemoteCommandError(f"{what} failed on {host} ({ended}){tail}", do=do)
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One line that a program on a machine answered.
+
+    Attributes:
+        sent_ns: Unix time here when the question was sent, nanoseconds.
+        line: The answer, without its newline.
+        received_ns: Unix time here when the answer had arrived, nanoseconds.
+    """
+
+    sent_ns: int
+    line: bytes
+    received_ns: int
+
+
 class Executor(Protocol):
     """One machine.
 
@@ -96,6 +111,22 @@ class Executor(Protocol):
         Raises:
             DeadlineError: The deadline passed.
             RemoteCommandError: sudo wants a password (the message has the sudoers line needed).
+        """
+        ...
+
+    def ask(
+        self, argv: Sequence[str], questions: Sequence[bytes], *, timeout_s: float
+    ) -> list[Answer]:
+        """Run a program that answers each line it reads with one line, one question after the other.
+
+        Args:
+            argv: Program and arguments.
+            questions: Lines, each with its newline; the next is sent when the last was answered.
+            timeout_s: Deadline in seconds for all of it.
+
+        Raises:
+            DeadlineError: The deadline passed; the program is killed.
+            RemoteCommandError: The program ended before the last answer.
         """
         ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -14,7 +15,7 @@ from labctl.errors import (
     LabctlError,
     RemoteCommandError,
 )
-from labctl.remote.base import Result
+from labctl.remote.base import Answer, Result
 from labctl.remote.capture import Capture, sudo_refused
 from labctl.remote.follow import DIGEST_SCRIPT
 from labctl.remote.units import (
@@ -81,6 +82,7 @@ class FakeExecutor:
         disk_full: True makes `put` fail.
         broken: True makes every call raise ConnectionLostError, as a broken link does.
         closed: `close` was called.
+        clock_ns: This side's clock, as `ask` stamps its answers; each question is one scripted command.
     """
 
     def __init__(self, name: str = "fake", files: Mapping[str, bytes] | None = None) -> None:
@@ -93,6 +95,7 @@ class FakeExecutor:
         self.disk_full = False
         self.broken = False
         self.closed = False
+        self.clock_ns: Callable[[], int] = time.time_ns
         self._scripts: dict[tuple[str, ...], list[Script]] = {}
 
     @property
@@ -145,6 +148,18 @@ class FakeExecutor:
             reply.takes_s,
             out.truncated or err.truncated,
         )
+
+    def ask(
+        self, argv: Sequence[str], questions: Sequence[bytes], *, timeout_s: float
+    ) -> list[Answer]:
+        answers = []
+        for each in questions:
+            sent = self.clock_ns()
+            done = self.run(argv, timeout_s=timeout_s, input=each)
+            if not done.ok:
+                raise RemoteCommandError(f"{argv[0]} on {self._name} ended before it had answered")
+            answers.append(Answer(sent, done.stdout.rstrip(b"\n"), self.clock_ns()))
+        return answers
 
     def size(self, path: str) -> int | None:
         self._link()

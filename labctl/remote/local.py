@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from labctl.errors import DeadlineError, RemoteCommandError
-from labctl.remote.base import Result
+from labctl.remote.base import Answer, Result
 from labctl.remote.capture import (
     Capture,
     looks_like_sudo_refusal,
@@ -94,6 +95,38 @@ class LocalExecutor:
             time.monotonic() - started,
             out.truncated or err.truncated,
         )
+
+    def ask(
+        self, argv: Sequence[str], questions: Sequence[bytes], *, timeout_s: float
+    ) -> list[Answer]:
+        deadline = time.monotonic() + timeout_s
+        answers = []
+        with subprocess.Popen(
+            list(argv),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            bufsize=0,
+        ) as process:
+            try:
+                for each in questions:
+                    sent = time.time_ns()
+                    with contextlib.suppress(BrokenPipeError):
+                        cast("IO[bytes]", process.stdin).write(each)
+                    line = _read_line(cast("IO[bytes]", process.stdout).fileno(), deadline)
+                    answers.append(Answer(sent, line, time.time_ns()))
+            except TimeoutError as error:
+                raise DeadlineError(
+                    f"{argv[0]} on {self._name} did not answer within {timeout_s:g} s"
+                ) from error
+            except EOFError as error:
+                raise RemoteCommandError(
+                    f"{argv[0]} on {self._name} ended before it had answered"
+                ) from error
+            finally:
+                _kill(process.pid, as_root=False)
+        return answers
 
     def size(self, path: str) -> int | None:
         try:
@@ -201,6 +234,24 @@ def _pump(
                     if not waiting:
                         selector.unregister(feed)
                         feed.close()
+
+
+def _read_line(number: int, deadline: float) -> bytes:
+    """Return the next line of a pipe.
+
+    Raises:
+        TimeoutError: The deadline (monotonic, seconds) passed.
+        EOFError: The pipe is at its end.
+    """
+    found = bytearray()
+    while not found.endswith(b"\n"):
+        if not select.select([number], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            raise TimeoutError
+        block = os.read(number, _BLOCK)
+        if not block:
+            raise EOFError
+        found += block
+    return bytes(found[:-1])
 
 
 def _feed(number: int, waiting: memoryview) -> memoryview:

@@ -25,7 +25,7 @@ from labctl.remote.ssh_link import Link, open_link
 
 if TYPE_CHECKING:
     from labctl.lab.model import SshTarget
-    from labctl.remote.base import Result
+    from labctl.remote.base import Answer, Result
 
 CONNECT_TIMEOUT_VARIABLE = "LABCTL_CONNECT_TIMEOUT_S"
 
@@ -140,6 +140,23 @@ class SshExecutor:
             if command.kill(self._connected()):
                 return DeadlineError(f"{found} and was killed")
         return ConnectionLostError(f"{found} and could not be killed: it may still run")
+
+    def ask(
+        self, argv: Sequence[str], questions: Sequence[bytes], *, timeout_s: float
+    ) -> list[Answer]:
+        link, channel = self._session()
+        command = Command(link, self._name, argv, sudo=False)
+        try:
+            return command.ask(channel, questions, time.monotonic() + timeout_s)
+        except TimeoutError as error:
+            raise self._late(command, argv, timeout_s) from error
+        except EOFError as error:
+            raise RemoteCommandError(
+                f"{argv[0]} on {self._name} ended before it had answered"
+            ) from error
+        except ConnectionLostError:
+            self._drop()
+            raise
 
     def size(self, path: str) -> int | None:
         def look(sftp: paramiko.SFTPClient, _: Guard) -> int | None:

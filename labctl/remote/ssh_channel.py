@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 import paramiko
 
 from labctl.errors import ConnectionLostError, RemoteCommandError
-from labctl.remote.base import Result
+from labctl.remote.base import Answer, Result
 from labctl.remote.capture import Capture
 
 if TYPE_CHECKING:
@@ -161,9 +161,7 @@ class Command:
         """
         started = time.monotonic()
         try:
-            words = [self._mark, *self._argv]
-            script = _SUDO_SCRIPT if self._sudo else _SCRIPT
-            self._request(channel, f"exec /bin/sh -c {shlex.join([script, 'sh', *words])}")
+            self._start(channel)
             streams = _Streams(channel, self._mark, max_output)
             self._pump(channel, streams, memoryview(data), deadline)
             status, number = self._outcome(channel)
@@ -200,7 +198,48 @@ class Command:
             return False
         return done.ok
 
-    def _request(self, channel: paramiko.Channel, command: str) -> None:
+    def ask(
+        self, channel: paramiko.Channel, questions: Sequence[bytes], deadline: float
+    ) -> list[Answer]:
+        """Send lines, each when the last was answered with a line.
+
+        Raises:
+            TimeoutError: The deadline passed; the command is not killed yet.
+            EOFError: The command ended early.
+            ConnectionLostError: The link broke.
+        """
+        answers: list[Answer] = []
+        streams = _Streams(channel, self._mark, 1024 * 1024)
+        try:
+            self._start(channel)
+            for each in questions:
+                with Guard(self._link, OPEN_S):
+                    sent = time.time_ns()
+                    channel.sendall(each)
+                wanted = len(answers) + 1
+                while (lines := streams.out.take().split(b"\n"))[wanted:] == []:
+                    self._await(channel, streams, deadline)
+                answers.append(Answer(sent, lines[wanted - 1], time.time_ns()))
+        finally:
+            self._pid = streams.pid
+            with contextlib.suppress(EOFError, OSError, paramiko.SSHException):
+                channel.close()
+        return answers
+
+    def _await(self, channel: paramiko.Channel, streams: _Streams, deadline: float) -> None:
+        """Wait for more output."""
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        if select.select([channel.fileno()], [], [], min(left, _QUIET_S))[0]:
+            if not streams.drain():
+                raise EOFError if self._link.transport.is_active() else self._lost()
+        else:
+            self._probe()
+
+    def _start(self, channel: paramiko.Channel) -> None:
+        script = _SUDO_SCRIPT if self._sudo else _SCRIPT
+        command = f"exec /bin/sh -c {shlex.join([script, 'sh', self._mark, *self._argv])}"
         with Guard(self._link, OPEN_S):
             try:
                 channel.exec_command(command)
