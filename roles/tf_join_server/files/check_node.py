@@ -1,10 +1,9 @@
-"""Print, as JSON lines, what is wrong with this node's part of the cluster.
+"""Print what is wrong with this node's part of the cluster: found, expected, do; nothing when all is well.
 
-Arguments: sha256 that the cluster spec should have, then host:port of each peer. Each line has found, expected and do.
+Arguments: sha256 that the cluster spec should have, then host:port of each peer.
 """
 
 import hashlib
-import json
 import socket
 import sys
 import time
@@ -36,7 +35,7 @@ def connect(address: str) -> str:
 
 
 def problem(found: str, expected: str, do: str) -> None:
-    print(json.dumps({"found": found, "expected": expected, "do": do}))
+    print(f"{found}\n  expected  {expected}\n  do        {do}")
 
 
 def main() -> None:

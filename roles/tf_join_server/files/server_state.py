@@ -1,15 +1,17 @@
 """Print the state of the join server and who holds a port, as JSON. Argument: the port.
 
 Keys: unit_exists, active (systemd's ActiveState), fingerprint (of the running server's environment, "" when none runs),
-holder (a process outside the lab that listens on the port, "" for none).
+older_than_venv (the running server began before its virtual environment was made), holder (a process outside the lab that listens on the port, "" for none).
 """
 
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+VENV_COMPLETE = "/opt/labctl/venv/complete"
 UNIT = "tf-join-server.service"
 LAB_UNITS = (UNIT, "labctl-run.service", "labctl-check-listener.service")
 LISTEN = "0A"
@@ -17,7 +19,7 @@ LISTEN = "0A"
 
 def unit_properties() -> dict:
     shown = subprocess.run(
-        ["systemctl", "show", UNIT, "--property=LoadState,ActiveState,MainPID"],
+        ["systemctl", "show", UNIT, "--property=LoadState,ActiveState,MainPID,ExecMainStartTimestampMonotonic"],
         stdout=subprocess.PIPE,
         universal_newlines=True,
         check=True,
@@ -32,6 +34,15 @@ def fingerprint(pid: str) -> str:
         return ""
     mark = b"TF_JOIN_SERVER_FINGERPRINT="
     return next((entry[len(mark) :].decode() for entry in environment if entry.startswith(mark)), "")
+
+
+def older_than_venv(started_us: int) -> bool:
+    """Return whether a moment on the monotonic clock lies before the virtual environment was completed."""
+    try:
+        completed = os.stat(VENV_COMPLETE).st_mtime
+    except OSError:
+        return False
+    return time.time() - (time.monotonic() - started_us / 1e6) < completed
 
 
 def listening_inodes(port: int) -> set:
@@ -80,6 +91,7 @@ def main() -> None:
                 "unit_exists": unit["LoadState"] != "not-found",
                 "active": unit["ActiveState"],
                 "fingerprint": fingerprint(unit["MainPID"]),
+                "older_than_venv": older_than_venv(int(unit.get("ExecMainStartTimestampMonotonic") or 0)),
                 "holder": ", ".join(filter(None, map(stranger, listeners(port)))),
             }
         )
