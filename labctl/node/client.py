@@ -63,8 +63,9 @@ def run_client(plan_file: str, payload: str) -> NoReturn:
     try:
         host.introduce(events)
         status = client.run(_read_plan(plan_file))
-    except BaseException as error:  # noqa: BLE001 the only way out is below
-        status = client.fail(error)
+    except BaseException as error:  # noqa: BLE001 whatever it is, the process ends here
+        # Within this block: when it is left, the traceback goes, and with it a session, which may block.
+        client.leave(client.fail(error))
     client.leave(status)
 
 
@@ -78,6 +79,7 @@ class _Client:
         self._began_ns = began_ns
         self._peers = Peers({})
         self._watchdog: Watchdog | None = None
+        self._computation: Computation | None = None  # held to the end: to drop a session may block
 
     def run(self, plan: RunPlan) -> int:
         """Carry out a plan and return the exit status.
@@ -106,7 +108,7 @@ class _Client:
             fields, status, text = error.fields(), error.status, str(error)
         else:
             fields, status, text = _explain(error), wire.EXIT_FAILED, ""
-        if fields["kind"] in PEER_KINDS:
+        if fields["kind"] in PEER_KINDS and status != wire.EXIT_PEER_LOST:
             status, extra = self._blame(status)
             fields.update(extra)
         if fields["kind"] == UNEXPECTED and not isinstance(error, NodeError):
@@ -185,7 +187,7 @@ class _Client:
             from .experiments.matpow import Setting
         with self._events.phase(wire.PHASE_IMPORT_TENSORFLOW):
             import tensorflow as tf
-        computation = _computation(tf, Setting(plan, tasks, addresses))
+        self._computation = computation = _computation(tf, Setting(plan, tasks, addresses))
         with self._events.phase(wire.PHASE_SERVER):
             computation.start_server()
         with self._events.phase(wire.PHASE_GRAPH):

@@ -78,8 +78,8 @@ def bad_plan(found: str, *, expected: str, do: str) -> NodeError:
 
 
 def shorten(text: str) -> str:
-    """Return a message cut to a length that fits one screen; TensorFlow appends whole graphs to its own."""
-    text = text.strip()
+    """Return a message cut to what fits one screen; TensorFlow appends its recent log and whole graphs."""
+    text = text.partition("\nRecent warning and error logs:")[0].strip()
     return text if len(text) <= _LONGEST_MESSAGE else text[:_LONGEST_MESSAGE].rstrip() + " …"
 
 

@@ -64,21 +64,24 @@ class Watchdog(threading.Thread):
         if not self._peers.addresses:
             return
         misses = dict.fromkeys(self._peers.addresses, 0)
+        heard = time.monotonic()  # the last time that all of them answered
         while not self._stopped.wait(self._patience.interval_s):
+            asked = time.monotonic()
             answers = self._peers.probe(self._patience.probe_timeout_s)
+            if all(answer.ok for answer in answers.values()):
+                heard = asked
             for task, answer in answers.items():
                 misses[task] = 0 if answer.ok else misses[task] + 1
             lost = {
                 task: answers[task] for task, n in misses.items() if n >= self._patience.failures
             }
-            if lost and not self._stopped.is_set() and self._end(lost):
+            if lost and not self._stopped.is_set() and self._end(lost, heard):
                 return
 
-    def _end(self, lost: dict[int, Answer]) -> bool:
+    def _end(self, lost: dict[int, Answer], heard: float) -> bool:
         """Return whether the peers stayed lost through the grace."""
         begin = time.monotonic()
-        tries_s = self._patience.interval_s * self._patience.failures
-        self._on_silent(peers_lost(self._peers.addresses, lost, f"for {tries_s:g} s"), lost)
+        self._on_silent(self._error(lost, heard), lost)
         while (left_s := begin + self._patience.grace_s - time.monotonic()) > 0:
             if self._stopped.wait(min(1.0, left_s)):
                 return True
@@ -87,6 +90,9 @@ class Watchdog(threading.Thread):
                 if not answers:
                     return False
                 lost = answers
-        waited_s = time.monotonic() - begin + tries_s
-        self._on_lost(peers_lost(self._peers.addresses, lost, f"for {waited_s:.0f} s"))
+        self._on_lost(self._error(lost, heard))
         return True
+
+    def _error(self, lost: dict[int, Answer], heard: float) -> NodeError:
+        since = f"for {time.monotonic() - heard:.0f} s"
+        return peers_lost(self._peers.addresses, lost, since)
