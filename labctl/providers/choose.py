@@ -173,7 +173,7 @@ def _row(home: Home, name: str, *, active: bool) -> LabRow:
         status = rehearsal.status(name)
         count = len(status.machines)
         return LabRow(name, rehearsal.name, count, status.state, active, status.cost)
-    from labctl.lab.inventory import load_lab
+    from labctl.playbook import load_lab
 
     try:
         lab = load_lab(home, name)

@@ -56,7 +56,8 @@ def load(file: Path) -> LabState | None:
         figures = (data["nodes"], data["memory_bytes"], data["cpus_per_node"])
         if not all(figure is None or type(figure) is int for figure in figures):
             return None
-        state = LabState(**{**data, "subnet": IPv4Network(data["subnet"])})
+        parsed = {"image": str(data["image"]), "subnet": IPv4Network(data["subnet"])}
+        state = LabState(**{**data, **parsed})
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
     return state if _is_sane(state) else None

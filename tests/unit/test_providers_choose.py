@@ -1,0 +1,135 @@
+"""Which lab, provider and options a command means, and how the answers look."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from labctl.errors import ConfigError, UsageError
+from labctl.lab.home import Home
+from labctl.providers import choose, inventory, network
+from labctl.providers.base import LabStatus, MachineStatus, Receipt
+from labctl.providers.rehearsal import RehearsalProvider
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setenv("LABCTL_STATE_DIR", str(tmp_path / "state"))
+    return Home(tmp_path / "home")
+
+
+def brought(home: Home, name: str) -> Path:
+    folder = home.inventory(name)
+    folder.mkdir(parents=True)
+    (folder / "hosts.yml").write_text("tf_cluster: {}\n")
+    return folder
+
+
+def test_lab_to_make(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose.lab_to_make(home, None) == "rehearsal"
+    brought(home, "mine")
+    home.activate("mine")
+    assert choose.lab_to_make(home, None) == "mine"
+    monkeypatch.setenv("LABCTL_LAB", "other")
+    assert choose.lab_to_make(home, None) == "other"
+    assert choose.lab_to_make(home, "named") == "named"
+
+
+@pytest.mark.parametrize("name", ["loopback", "../x", "active", "Up"])
+def test_names_that_cannot_have_machines(home: Home, name: str) -> None:
+    with pytest.raises(ConfigError):
+        choose.lab_to_make(home, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("aws", "not yet available"), ("gcp", "not yet"), ("foo", "unknown")]
+)
+def test_providers_that_are_not_there(home: Home, name: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        choose.provider(home, name)
+
+
+def test_brought_machines_are_not_removed(home: Home) -> None:
+    folder = brought(home, "mine")
+    with pytest.raises(ConfigError) as caught:
+        choose.provider_of(home, "mine")
+    assert f"ansible-playbook -i {folder} teardown.yml" in str(caught.value)
+
+
+def test_a_lab_that_never_was_may_be_taken_down(home: Home) -> None:
+    assert choose.provider_of(home, "gone").name == "rehearsal"
+
+
+@pytest.mark.parametrize("nodes", [0, 9, -1])
+def test_number_of_machines(nodes: int) -> None:
+    with pytest.raises(UsageError, match=f"--nodes {nodes}"):
+        choose.machine_options(nodes, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4G", 4 * 2**30), ("1500M", 1500 * 2**20), ("2GiB", 2 * 2**30), ("536870912", 2**29)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert choose.parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "4", "100M", "much", "-4G", "4.5G"])
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(UsageError, match="--memory"):
+        choose.parse_size(text)
+
+
+def test_state_of_a_lab() -> None:
+    def status(*running: bool) -> LabStatus:
+        return LabStatus(tuple(MachineStatus("tf0", "10.132.0.2", each) for each in running))
+
+    states = [status(*each).state for each in ((), (True, True), (True, False), (False,))]
+    assert states == ["down", "up", "partly", "down"]
+
+
+def test_receipt_has_the_agreed_keys() -> None:
+    receipt = Receipt(removed=("machine tf0",), left=(), kept=("group_vars/all.yml",))
+    assert receipt.to_dict() == {
+        "removed": ["machine tf0"],
+        "left": [],
+        "forgotten": [],
+        "cost": 0.0,
+    }
+    assert "left       nothing" in choose.receipt_lines("demo", receipt)
+    assert choose.receipt_lines("demo", Receipt()) == [
+        "lab demo: nothing is there, nothing was removed"
+    ]
+
+
+def test_labs_are_listed_with_the_active_one_marked(home: Home) -> None:
+    folder = home.inventory("demo")
+    inventory.write(folder, home.local_dir("demo"), network.FIRST_SUBNET, 2)
+    home.activate("demo")
+    (row,) = choose.lab_rows(home)
+    assert row.to_dict() == {
+        "name": "demo",
+        "provider": "rehearsal",
+        "nodes": 0,
+        "state": "down",
+        "active": True,
+        "cost": 0.0,
+    }
+    assert choose.lab_lines([row])[1].startswith("*  demo")
+    assert choose.lab_lines([]) == ["no lab yet: labctl up makes one"]
+
+
+def test_up_refuses_another_s_inventory_before_it_does_anything(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from labctl.providers import host, rootfs
+    from labctl.providers.base import MachineOptions
+
+    brought(home, "mine")
+    monkeypatch.setattr(host, "require_root", lambda: None)
+    monkeypatch.setattr(host, "require_programs", lambda: None)
+    monkeypatch.setattr(rootfs, "host_resolver", lambda: "nameserver 192.0.2.1\n")
+    with pytest.raises(ConfigError, match="not written by labctl"):
+        RehearsalProvider(home).up("mine", MachineOptions(), print)
+    assert not (home.root.parent / "state").exists()
