@@ -23,9 +23,8 @@ STEPS_FILE = "steps.jsonl"
 LOGS_DIR = "logs"
 TRACE_DIR = "trace"
 INDEX_FILE = "index.jsonl"  # below logs/<node>/: which byte of a stream had arrived when
-JOURNAL_FILE = (
-    "join-server.jsonl"  # below logs/<node>/: the join server's journal, one JSON object a line
-)
+JOURNAL_FILE = "join-server.jsonl"  # below logs/<node>/: the join server's journal
+JOIN_PREFIX = "join-server."  # of a loopback join server's own streams, which have no journal
 
 Outcome = Literal["running", "ok", "wrong", "failed", "timeout", "lost", "cancelled"]
 OPEN_OUTCOMES: frozenset[str] = frozenset({"running", "lost"})  # attach may go on with these

@@ -48,6 +48,14 @@ class Entry:
     record: RunRecord | None
     problem: str = ""
 
+    def readable(self) -> RunRecord:
+        """Return the record.
+
+        Raises:
+            RecordError: It cannot be read.
+        """
+        return read_record(self.path) if self.record is None else self.record
+
     @property
     def state(self) -> str:
         """`damaged`, `interrupted` (running, but its labctl died), `detached`, or the record's outcome."""
@@ -140,8 +148,7 @@ class RunStore:
             RecordError: There is none, a prefix fits several, or its record cannot be read.
         """
         found = self.entry(run)
-        if found.record is None:
-            read_record(found.path)  # raises with the whole story
+        found.readable()
         return found
 
     def remove(self, run: str) -> Path:
@@ -158,12 +165,18 @@ class RunStore:
                 expected="a run that has ended",
                 do=f"labctl cancel {found.run_id}, or wait for its end",
             )
-        # Renamed first: what is left of a removal that was interrupted is no run any more.
-        doomed = found.path.with_name(f".{found.run_id}.removed")
-        shutil.rmtree(doomed, ignore_errors=True)
-        found.path.rename(doomed)
-        shutil.rmtree(doomed)
+        self.discard(found.path)
         return found.path
+
+    def discard(self, folder: Path) -> None:
+        """Remove a run's directory, whoever owns it.
+
+        It is renamed first: what is left of a removal that was interrupted is no run any more.
+        """
+        doomed = folder.with_name(f".{folder.name}.removed")
+        shutil.rmtree(doomed, ignore_errors=True)
+        folder.rename(doomed)
+        shutil.rmtree(doomed)
 
     def _entry(self, path: Path) -> Entry:
         try:

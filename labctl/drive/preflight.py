@@ -1,0 +1,127 @@
+"""What must be right before anything is started on a node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from labctl.checks.doctor import preflight_names, run_checks, to_error
+from labctl.checks.model import CheckResult
+from labctl.drive import start
+from labctl.drive.clock import clock_sample
+from labctl.drive.facts import read_facts
+from labctl.drive.links import Links, Machine, Opener, gather
+from labctl.drive.places import JOIN_SERVICE, require_local_tensorflow
+from labctl.drive.plan import Request
+from labctl.drive.session import Session
+from labctl.drive.watch import read_server
+from labctl.lab.model import Lab
+from labctl.remote.base import Executor
+from labctl.runs.record import ClockSample, NodeFacts, ServerState
+
+RESTART_S = 120.0
+# Checks of what a run without join servers does not use.
+PEER_CHECKS = frozenset({"spec", "unit", "running-spec", "port", "addresses", "proxies"})
+
+Gate = Callable[[Lab, Mapping[str, Executor], bool, frozenset[str]], Sequence[CheckResult]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A lab on which a run may start.
+
+    Attributes:
+        nodes: What each node is, in task order.
+        clock: One measurement of each node's clock.
+        servers: Join servers that take part.
+        checks: How many checks said `ok` and how many were `skipped`.
+    """
+
+    nodes: tuple[NodeFacts, ...]
+    clock: tuple[ClockSample, ...]
+    servers: tuple[ServerState, ...]
+    checks: dict[str, int]
+
+
+def doctor_gate(
+    lab: Lab, executors: Mapping[str, Executor], gpu: bool, names: frozenset[str]
+) -> Sequence[CheckResult]:
+    """Run the checks of `labctl check` that a run needs."""
+    return run_checks(lab, executors, gpu=gpu, only=names)
+
+
+def prepare(session: Session, request: Request, opener: Opener, gate: Gate = doctor_gate) -> Ready:
+    """Connect, refuse what cannot work, and return what the lab is.
+
+    Args:
+        session: The command.
+        request: What is to run.
+        opener: Makes the executors of the checks, which have connections of their own.
+        gate: Runs the checks.
+
+    Raises:
+        LabBusyError: Another run is active.
+        LabctlError: A check failed; the error is that of the most telling one.
+    """
+    links, timeline, where = session.links, session.timeline, session.where
+    if where.loopback:
+        require_local_tensorflow()
+    with timeline.span("connect"):
+        session.observer.stage("connecting")
+        links.client.call(start.refuse_if_busy)
+    if request.parameters.fresh and not where.loopback:
+        with timeline.span("restart_servers"):
+            session.observer.stage("restarting join servers")
+            restart_servers(links)
+    looks = [
+        link.submit(lambda machine: (read_facts(machine, where), clock_sample(machine, timeline)))
+        for link in links.all
+    ]
+    with timeline.span("checks"):
+        session.observer.stage("checking")
+        results = _checked(session, request, opener, gate)
+        looked = gather(looks)
+        servers = [] if where.loopback or not request.peers else _servers(links)
+    counts = {
+        status: sum(result.status == status for result in results) for status in ("ok", "skipped")
+    }
+    return Ready(
+        nodes=tuple(facts for facts, _ in looked),
+        clock=tuple(sample for _, sample in looked),
+        servers=tuple(servers),
+        checks=counts,
+    )
+
+
+def restart_servers(links: Links) -> None:
+    """Restart the join servers of all workers at once, so that their first step is a cold one.
+
+    Raises:
+        RemoteCommandError: One failed; the message ends with its last journal line.
+    """
+
+    def restart(machine: Machine) -> None:
+        machine.units.restart(JOIN_SERVICE, timeout_s=RESTART_S)
+
+    gather([link.submit(restart) for link in links.workers])
+
+
+def _servers(links: Links) -> list[ServerState]:
+    return gather([link.submit(read_server) for link in links.workers])
+
+
+def _checked(
+    session: Session, request: Request, opener: Opener, gate: Gate
+) -> Sequence[CheckResult]:
+    names = preflight_names(request.gpu)
+    if not request.peers:
+        names -= PEER_CHECKS
+    executors = {node.name: opener.executor(node, session.lab) for node in session.lab.nodes}
+    try:
+        results = gate(session.lab, executors, request.gpu, names)
+    finally:
+        for executor in executors.values():
+            executor.close()
+    if any(result.status == "fail" for result in results):
+        raise to_error(results)
+    return results

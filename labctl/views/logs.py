@@ -1,0 +1,213 @@
+"""The logs of a stored run, interleaved by corrected time, in bounded memory."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from labctl.node import wire
+from labctl.runs.events import Event, parse_line
+from labctl.runs.record import (
+    EVENTS_FILE,
+    INDEX_FILE,
+    JOIN_PREFIX,
+    JOURNAL_FILE,
+    LOGS_DIR,
+    RunRecord,
+)
+from labctl.runs.store import Entry
+from labctl.views.text import safe_text
+
+MAX_LINE = 64 * 1024  # a longer line is shown in pieces
+EVENTS = "events"
+JOIN_SERVER = "join-server"
+STREAMS = (wire.STDOUT_FILE, wire.STDERR_FILE)
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line of a log.
+
+    Attributes:
+        t_s: Unix time on labctl's clock, seconds.
+        node: Where it was written.
+        source: `stdout`, `stderr`, `events`, `join-server` or `systemd`.
+        text: Its bytes, without the newline.
+    """
+
+    t_s: float
+    node: str
+    source: str
+    text: bytes
+
+    def printed(self) -> str:
+        """Return the line for a terminal: time (UTC), node, source, text without control characters."""
+        when = datetime.fromtimestamp(self.t_s, UTC).strftime("%H:%M:%S.%f")[:-3]
+        return f"{when} {self.node} {self.source:<11} {safe_text(self.text)}"
+
+    def to_json(self) -> str:
+        """Return the line as one line of JSON."""
+        data = {
+            "t": round(self.t_s, 6),
+            "node": self.node,
+            "source": self.source,
+            "text": self.text.decode("utf-8", "backslashreplace"),
+        }
+        return json.dumps(data, ensure_ascii=False)
+
+
+def record_lines(entry: Entry, nodes: tuple[str, ...] = ()) -> Iterator[LogLine]:
+    """Yield all log lines of a run in order of time.
+
+    Args:
+        entry: The run.
+        nodes: Only these; () for all.
+
+    Raises:
+        RecordError: Its record cannot be read.
+    """
+    record = entry.readable()
+    sources = [_rising(each) for each in _sources(entry.path, record, nodes)]
+    yield from heapq.merge(*sources, key=lambda line: line.t_s)
+
+
+def lines_of(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a file without their newline; one longer than MAX_LINE comes in pieces."""
+    while line := file.readline(MAX_LINE):
+        yield line.removesuffix(b"\n")
+
+
+def event_text(event: Event) -> bytes:
+    """Return an event as one line: its kind and what it holds."""
+    parts = [event.kind]
+    for key, value in event.data.items():
+        if key == "duration_ns" and isinstance(value, int):
+            parts.append(f"duration={value / 1e6:.3f} ms")
+        elif value is not None:
+            parts.append(f"{key}={value}")
+    return " ".join(parts).encode("utf-8", "backslashreplace")
+
+
+def _sources(
+    folder: Path, record: RunRecord, nodes: tuple[str, ...]
+) -> Iterator[Iterator[LogLine]]:
+    client = record.remote.node
+    if not nodes or client in nodes:
+        yield _events(folder / EVENTS_FILE, client, EVENTS, record.offset_s(client))
+    for node in record.nodes:
+        if nodes and node.name not in nodes:
+            continue
+        logs, offset_s = folder / LOGS_DIR / node.name, record.offset_s(node.name)
+        for name in STREAMS:
+            yield _stream(logs / name, node.name, name, record)
+        yield _journal(logs / JOURNAL_FILE, node.name, offset_s)
+        yield _events(logs / f"{JOIN_PREFIX}{STREAMS[0]}", node.name, JOIN_SERVER, offset_s)
+        yield _plain(
+            logs / f"{JOIN_PREFIX}{STREAMS[1]}", node.name, _server_start(record, node.name)
+        )
+
+
+def _rising(lines: Iterable[LogLine]) -> Iterator[LogLine]:
+    """Yield lines whose times never fall: a source keeps its own order whatever its clock did."""
+    latest = float("-inf")
+    for line in lines:
+        if line.t_s < latest:
+            yield LogLine(latest, line.node, line.source, line.text)
+        else:
+            latest = line.t_s
+            yield line
+
+
+def _stream(path: Path, node: str, source: str, record: RunRecord) -> Iterator[LogLine]:
+    """Yield lines of a stream without times: each at the moment its last byte had arrived."""
+    if not path.exists():
+        return
+    end_s = record.origin.unix_s + (record.wall_s or 0.0)
+    index = _index(path.with_name(INDEX_FILE), source)
+    arrived_s, upto = next(index, (end_s, None))
+    place = 0
+    with path.open("rb") as file:
+        while line := file.readline(MAX_LINE):
+            place += len(line)
+            while upto is not None and upto < place:
+                arrived_s, upto = next(index, (end_s, None))
+            yield LogLine(arrived_s, node, source, line.removesuffix(b"\n"))
+
+
+def _index(path: Path, name: str) -> Iterator[tuple[float, int | None]]:
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            data = _json(line)
+            t_s, offset = data.get("t"), data.get("offset")
+            if (
+                data.get("file") == name
+                and isinstance(t_s, int | float)
+                and isinstance(offset, int)
+            ):
+                yield float(t_s), offset
+
+
+def _events(path: Path, node: str, source: str, offset_s: float) -> Iterator[LogLine]:
+    if not path.exists():
+        return
+    latest = 0.0
+    with path.open("rb") as file:
+        for line in lines_of(file):
+            event = parse_line(line)
+            latest = latest if event is None else event.t_s - offset_s
+            yield LogLine(latest, node, source, line if event is None else event_text(event))
+
+
+def _journal(path: Path, node: str, offset_s: float) -> Iterator[LogLine]:
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for row in file:
+            data = _json(row)
+            stamp = data.get("__REALTIME_TIMESTAMP")
+            if not isinstance(stamp, str) or not stamp.isdecimal():
+                continue
+            source = "systemd" if data.get("SYSLOG_IDENTIFIER") == "systemd" else JOIN_SERVER
+            yield LogLine(int(stamp) / 1e6 - offset_s, node, source, _message(data.get("MESSAGE")))
+
+
+def _plain(path: Path, node: str, t_s: float) -> Iterator[LogLine]:
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for line in lines_of(file):
+            yield LogLine(t_s, node, JOIN_SERVER, line)
+
+
+def journal_text(message: bytes) -> bytes:
+    """Return a join server's message for people: its own events without the JSON."""
+    event = parse_line(message) if message.startswith(b"{") else None
+    return message if event is None else event_text(event)
+
+
+def _message(value: Any) -> bytes:
+    if isinstance(value, list) and all(isinstance(each, int) and 0 <= each < 256 for each in value):
+        return bytes(value)  # how the journal writes what is no UTF-8
+    return journal_text(value.encode("utf-8", "surrogatepass")) if isinstance(value, str) else b""
+
+
+def _server_start(record: RunRecord, node: str) -> float:
+    for server in record.servers_before:
+        if server.node == node and server.started_at_s is not None:
+            return server.started_at_s - record.offset_s(node)
+    return record.origin.unix_s
+
+
+def _json(line: bytes) -> dict[str, Any]:
+    try:
+        data = json.loads(line)
+    except ValueError:
+        return {}
+    return data if isinstance(data, dict) else {}
