@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,13 @@ from labctl.checks.facts import (
     ListenerFacts,
     NodeFacts,
     Observed,
-    OffsetFacts,
     ReachFacts,
 )
 from labctl.checks.parse import FactsError, answer_of, listener_facts, node_facts, reach_facts
 from labctl.errors import LabctlError
 from labctl.lab.model import Lab, Node
 from labctl.remote.base import Executor
+from labctl.remote.clock import Offset, clock_offset
 
 SERVER_UNIT = "tf-join-server.service"
 CLIENT_UNIT = "labctl-run.service"
@@ -41,6 +41,7 @@ NODE_PYTHON = "/usr/bin/python3"
 REACH_S = 3.0
 OUTSIDE_S = 2.0
 LISTEN_S = 20
+CLOCK_SAMPLES = 8
 _CONTACT_S = 15.0
 _PROBE_S = 18.0
 _MAX_ANSWER = 4 << 20
@@ -111,8 +112,7 @@ class _View:
     """What one node sees of the others."""
 
     peers: Mapping[str, ReachFacts]
-    round_trip_ms: float | None
-    offset: OffsetFacts | None
+    offset: Offset | None
 
 
 def observe(
@@ -129,7 +129,7 @@ def observe(
         lab: The lab.
         executors: One for each node, by its name; each is used by one thread at a time.
         gpu: Ask for GPUs.
-        thorough: Also take round trips and clock offsets, and try the TF ports from this machine.
+        thorough: Also measure clock offsets, and try the TF ports from this machine.
         progress: Told what is done next.
     """
     progress(f"asking {len(lab.nodes)} nodes")
@@ -158,12 +158,7 @@ def observe(
     return Observed(
         lab=lab,
         gpu=gpu,
-        contacts={
-            name: replace(each.contact, round_trip_ms=views[name].round_trip_ms)
-            if name in views
-            else each.contact
-            for name, each in visits.items()
-        },
+        contacts={name: each.contact for name, each in visits.items()},
         facts=facts,
         unreadable={n: each.unreadable for n, each in visits.items() if each.unreadable},
         listener=listener,
@@ -226,11 +221,11 @@ def _view(lab: Lab, name: str, executor: Executor, thorough: bool) -> _View:
     peers: Mapping[str, ReachFacts] = {}
     with suppress(FactsError, LabctlError):
         peers = reach_facts(probe(executor, "ports_probe", request, python=NODE_PYTHON))
-    round_trip_ms, offset = None, None
+    offset = None
     if thorough:
         with suppress(LabctlError):
-            round_trip_ms = executor.run(["true"], timeout_s=_CONTACT_S).duration_s * 1e3
-    return _View(peers, round_trip_ms, offset)
+            offset = clock_offset(executor, samples=CLOCK_SAMPLES)
+    return _View(peers, offset)
 
 
 def bare(address: str) -> str:

@@ -57,7 +57,7 @@ class Check:
         preflight: Must pass before a run.
         loopback: Applies to the loopback lab too.
         needs_facts: Cannot be judged of a node that gave no facts.
-        thorough: Needs round trips, clock offsets or a view from this machine.
+        thorough: Needs clock offsets or a view from this machine.
     """
 
     name: str

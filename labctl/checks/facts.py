@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from labctl.errors import LabctlError
 from labctl.lab.model import Lab
+from labctl.remote.clock import Offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,25 +226,15 @@ class ListenerFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class OffsetFacts:
-    """A node's clock minus this machine's, in seconds, and the bound of its error."""
-
-    offset_s: float
-    error_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Contact:
     """How a node was met over SSH.
 
     Attributes:
         connect_s: Seconds to the end of the first command, the connection included.
-        round_trip_ms: Milliseconds of one more command, None if not taken.
         error: Why it could not be met.
     """
 
     connect_s: float
-    round_trip_ms: float | None = None
     error: LabctlError | None = None
 
 
@@ -272,4 +263,4 @@ class Observed:
     listener: ListenerFacts | None
     reach: Mapping[tuple[str, str], ReachFacts]
     outside: Mapping[str, Mapping[str, str]]
-    offsets: Mapping[str, OffsetFacts]
+    offsets: Mapping[str, Offset]

@@ -36,8 +36,8 @@ def judge_ssh(seen: Observed, node: Node) -> Verdict:
         if not isinstance(error, UnreachableError):
             error = HostUnreachableError(error.found, expected=expected, do=do)
         return fail(error.found, expected, do, error)
-    trip = contact.round_trip_ms
-    more = "" if trip is None else f", a command takes {trip:.0f} ms"
+    offset = seen.offsets.get(node.name)
+    more = "" if offset is None else f", round trip {offset.rtt_s * 1e3:.1f} ms"
     return ok(f"connected in {contact.connect_s:.1f} s, host key known{more}")
 
 
@@ -102,8 +102,10 @@ def judge_clock(seen: Observed, node: Node) -> Verdict:
     if own is None or client is None:
         return skipped("the offset could not be measured")
     if node is seen.lab.client:
-        return ok(f"{own.offset_s * 1e3:+.1f} ms to this machine (± {own.error_s * 1e3:.1f} ms)")
-    offset, error = own.offset_s - client.offset_s, own.error_s + client.error_s
+        return ok(
+            f"{own.seconds * 1e3:+.1f} ms to this machine (± {own.error_bound_s * 1e3:.1f} ms)"
+        )
+    offset, error = own.seconds - client.seconds, own.error_bound_s + client.error_bound_s
     text = f"{offset * 1e3:+.1f} ms to {seen.lab.client.name} (± {error * 1e3:.1f} ms)"
     if abs(offset) - error > MAX_OFFSET_S:
         return fail(

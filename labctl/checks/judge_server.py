@@ -185,32 +185,24 @@ def judge_running_spec(seen: Observed, node: Node) -> Verdict:
 def judge_proxies(seen: Observed, node: Node) -> Verdict:
     """No proxy would catch TensorFlow's connections between the nodes."""
     facts = seen.facts[node.name]
-    peers = [bare(each.data_address) for each in seen.lab.nodes if each is not node]
-    places: list[tuple[str, Mapping[str, str], str]] = [
-        (
-            "systemd's environment for all units",
-            facts.manager_proxies,
-            "sudo systemctl unset-environment and DefaultEnvironment= in /etc/systemd/system.conf",
-        )
-    ]
-    if facts.server is not None and facts.server.proxies is not None:
-        do = f"see systemctl cat tf-join-server, remove the variable; {RESTART}"
-        places.insert(0, ("tf-join-server's environment", facts.server.proxies, do))
-    for place, variables, do in places:
-        caught = catching(variables, peers)
-        if caught is not None:
-            found = f"{caught} in {place} on {node.name}"
-            expected = (
-                "no proxy for gRPC between the nodes: it makes the peers unreachable silently"
-            )
-            advice = on(node, do)
-            return fail(found, expected, advice, ConfigError(found, expected=expected, do=advice))
-    if facts.server is None and facts.login_proxies:
-        names = ", ".join(sorted(set(facts.login_proxies) & set(CATCHING)))
-        return ok(f"none for TensorFlow ({names} in /etc/environment is for logins)")
-    if facts.server is not None and facts.server.proxies is None:
+    elsewhere = []
+    if set(facts.manager_proxies) & set(CATCHING):
+        elsewhere.append("systemd's environment, unset for TensorFlow's units")
+    if set(facts.login_proxies) & set(CATCHING):
+        elsewhere.append("/etc/environment, for logins only")
+    note = f" (one in {' and in '.join(elsewhere)})" if elsewhere else ""
+    if facts.server is None:
+        return ok(f"none for TensorFlow{note}")
+    if facts.server.proxies is None:
         return skipped("the join server's environment may not be read without sudo")
-    return ok("none for TensorFlow")
+    peers = [bare(each.data_address) for each in seen.lab.nodes if each is not node]
+    caught = catching(facts.server.proxies, peers)
+    if caught is None:
+        return ok(f"none for TensorFlow{note}")
+    found = f"{caught} in the environment of tf-join-server on {node.name}"
+    expected = "no proxy for gRPC between the nodes: it makes the peers unreachable silently"
+    do = on(node, f"see systemctl cat tf-join-server, remove the variable; {RESTART}")
+    return fail(found, expected, do, ConfigError(found, expected=expected, do=do))
 
 
 def catching(variables: Mapping[str, str], peers: Sequence[str]) -> str | None:

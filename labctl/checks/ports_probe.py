@@ -114,7 +114,7 @@ async def listen(request: Facts) -> Facts:
     try:
         server = bound(request["port"])
     except OSError as error:
-        return {"pid": 0, "start": "", "error": error.strerror}
+        return {"pid": 0, "start": "", "error": os.strerror(error.errno or 0)}
     number = server.fileno()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", "-c", LISTENER_SCRIPT, str(number), str(request["seconds"])),

@@ -17,6 +17,7 @@ from labctl.checks.model import CheckResult
 from labctl.checks.parse import FactsError, node_facts, plain, reach_facts
 from labctl.errors import ConnectionLostError, HostKeyError, PeerUnreachableError
 from labctl.lab.model import Lab, Node, SshTarget
+from labctl.remote.clock import CLOCK_ARGV
 from labctl.remote.fake import Call, FakeExecutor, Reply
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures/checks"
@@ -183,12 +184,18 @@ def test_everything_is_checked_with_a_view_from_outside(
 ) -> None:
     monkeypatch.setattr(collect, "see_from_here", lambda _: {"tf0": {"a": "filtered"}})
     nodes, _ = lab()
+    nodes["tf0"].clock_ns = lambda: 10**18
+    nodes["tf0"].on(CLOCK_ARGV, Reply(b"%d" % (10**18 + 5_000_000)))
+    nodes["tf1"].on(CLOCK_ARGV, Reply(b"noon"))
     results = run_checks(LAB, nodes)
     assert [(each.name, each.node) for each in results] == [
         (check.name, node.name) for check in CHECKS for node in LAB.nodes
     ]
     by_node = {each.node: each.status for each in results if each.name == "exposure"}
     assert by_node == {"tf0": "ok", "tf1": "skipped"}
+    clocks = {each.node: each.found for each in results if each.name == "clock"}
+    assert "+5.0 ms" in clocks["tf0"]
+    assert clocks["tf1"] == "the offset could not be measured"
 
 
 def test_unknown_names_are_refused() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from labctl.checks.doctor import CHECKS, judge, to_error
-from labctl.checks.facts import Contact, ListenerFacts, Observed, OffsetFacts, ReachFacts
+from labctl.checks.facts import Contact, ListenerFacts, Observed, ReachFacts
 from labctl.checks.judge_server import catching, last_words, spec_difference
 from labctl.checks.model import CheckResult
 from labctl.checks.parse import node_facts
@@ -28,6 +28,7 @@ from labctl.errors import (
     RemoteCommandError,
 )
 from labctl.lab.model import Lab, Node, SshTarget
+from labctl.remote.clock import Offset
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures/checks"
 LAB = Lab(
@@ -67,7 +68,7 @@ def healthy(**changes: Any) -> Observed:
     seen = Observed(
         lab=LAB,
         gpu=False,
-        contacts={name: Contact(0.3, 2.0) for name in answers},
+        contacts={name: Contact(0.3) for name in answers},
         facts={name: node_facts(each) for name, each in answers.items()},
         unreadable={},
         listener=ListenerFacts(900, "12345", None),
@@ -76,7 +77,7 @@ def healthy(**changes: Any) -> Observed:
             ("tf1", "tf0"): reached(address="10.132.0.2"),
         },
         outside={"tf0": {"10.132.0.2": "filtered"}, "tf1": {"10.132.0.3": "filtered"}},
-        offsets={"tf0": OffsetFacts(0.010, 0.001), "tf1": OffsetFacts(0.012, 0.001)},
+        offsets={"tf0": Offset(0.010, 0.001, 0.002), "tf1": Offset(0.012, 0.001, 0.002)},
     )
     return replace(seen, **changes)
 
@@ -158,6 +159,7 @@ def test_a_fault_fails_its_check_with_what_to_do(fault: dict[str, Any]) -> None:
     [
         ("tensorflow", "tf1", {"venv": {"packages": {"tensorflow-cpu": "2.21.9"}}}),
         ("proxies", "tf0", {"login_proxies": {"http_proxy": "http://cache:3128"}}),
+        ("proxies", "tf0", {"manager_proxies": {"grpc_proxy": "p:1"}}),
         ("proxies", "tf1", {"server": {"proxies": {"no_proxy": "localhost"}}}),
         ("cpu", "tf1", {"cpu": {"machine": "aarch64", "flags": []}}),
         ("dead-runs", "tf0", {"runs": [{"name": "R-2", "age_s": 5.0, "ended": False}]}),
@@ -310,11 +312,11 @@ def test_a_port_open_to_this_machine_is_exposed_and_a_silent_one_proves_nothing(
 
 
 def test_clock_offsets_are_compared_with_task_0_within_their_error() -> None:
-    far = healthy(offsets={"tf0": OffsetFacts(-2.0, 0.001), "tf1": OffsetFacts(0.5, 0.001)})
+    far = healthy(offsets={"tf0": Offset(-2.0, 0.001, 0.002), "tf1": Offset(0.5, 0.001, 0.002)})
     verdict = result(far, "clock")
     assert verdict.status == "fail"
     assert "+2500.0 ms to tf0" in verdict.found
-    vague = healthy(offsets={"tf0": OffsetFacts(0.0, 0.3), "tf1": OffsetFacts(0.5, 0.3)})
+    vague = healthy(offsets={"tf0": Offset(0.0, 0.3, 0.6), "tf1": Offset(0.5, 0.3, 0.6)})
     assert result(vague, "clock").status == "ok"
     assert result(healthy(offsets={}), "clock").status == "skipped"
 

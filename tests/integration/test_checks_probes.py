@@ -1,0 +1,185 @@
+"""The probes as they run on a node: real processes and sockets on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labctl.checks import facts_probe
+from labctl.checks.collect import BOOT, facts_request, probe
+from labctl.checks.doctor import run_checks
+from labctl.checks.facts import NodeFacts
+from labctl.checks.parse import answer_of, listener_facts, node_facts, reach_facts
+from labctl.lab.inventory import loopback_lab
+from labctl.lab.model import Node, SshTarget
+from labctl.remote.local import LocalExecutor
+
+HERE = LocalExecutor("here")
+
+
+def free_port() -> int:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        return int(server.getsockname()[1])
+
+
+def ports(request: dict[str, Any]) -> object:
+    return probe(HERE, "ports_probe", request, python=sys.executable)
+
+
+def reach(*targets: tuple[str, str, int], timeout_s: float = 3.0) -> dict[str, tuple[str, str]]:
+    answer = ports({"kind": "reach", "targets": targets, "timeout_s": timeout_s})
+    return {name: (view.state, view.detail) for name, view in reach_facts(answer).items()}
+
+
+def facts(port: int, **changes: Any) -> NodeFacts:
+    node = Node("here", 0, "127.0.0.1", port, ssh=None)
+    request = {**facts_request(node, gpu=False), **changes}
+    return node_facts(probe(HERE, "facts_probe", request, python=sys.executable))
+
+
+@pytest.fixture
+def mute() -> Iterator[int]:
+    """A port whose connections are made by the kernel and answered by nobody."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        yield int(server.getsockname()[1])
+
+
+@pytest.fixture
+def web() -> Iterator[int]:
+    """A port that greets, but not as gRPC does."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+
+        def serve() -> None:
+            peer, _ = server.accept()
+            with closing(peer):
+                peer.sendall(b"220 mail.test ESMTP\r\n")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield int(server.getsockname()[1])
+        thread.join(10)
+
+
+def test_ports_are_told_apart_within_the_deadline(mute: int, web: int) -> None:
+    begun = time.monotonic()
+    states = reach(
+        ("mute", "127.0.0.1", mute),
+        ("web", "127.0.0.1", web),
+        ("closed", "127.0.0.1", free_port()),
+        ("nowhere", "no such name", 1),
+        timeout_s=1.0,
+    )
+    assert states["mute"] == ("timed out", "connected, but no answer")
+    assert states["web"] == ("no gRPC server", "unknown greeting")
+    assert states["closed"] == ("refused", "")
+    assert states["nowhere"][0] == "not resolvable"
+    assert time.monotonic() - begun < 10
+
+
+def test_the_listener_answers_once_opened_and_is_gone_once_closed() -> None:
+    port = free_port()
+    listener = listener_facts(ports({"kind": "listen", "port": port, "seconds": 30}))
+    assert listener.error is None
+    assert reach(("client", "127.0.0.1", port))["client"] == ("answers", "")
+    assert reach(("client", "::1", port))["client"][0] in {"answers", "unreachable"}
+    stranger = {"kind": "close", "pid": os.getpid(), "start": listener.start}
+    assert ports(stranger) == {"closed": True}  # another process of that number is left alone
+    assert ports({"kind": "close", "pid": listener.pid, "start": listener.start}) == {
+        "closed": True
+    }
+    assert reach(("client", "127.0.0.1", port))["client"] == ("refused", "")
+
+
+def test_the_listener_ends_by_itself() -> None:
+    port = free_port()
+    assert listener_facts(ports({"kind": "listen", "port": port, "seconds": 1})).pid
+    end = time.monotonic() + 20
+    while reach(("client", "127.0.0.1", port))["client"][0] != "refused":
+        assert time.monotonic() < end
+        time.sleep(0.2)
+
+
+def test_a_port_in_use_is_not_opened_even_if_held_on_loopback_only(mute: int) -> None:
+    listener = listener_facts(ports({"kind": "listen", "port": mute, "seconds": 5}))
+    assert (listener.pid, listener.error) == (0, "Address already in use")
+
+
+def test_facts_of_this_machine(mute: int, tmp_path: Path) -> None:
+    spec = tmp_path / "cluster.json"
+    spec.write_text('{"cluster":{}}\n')
+    (tmp_path / "runs/R-1").mkdir(parents=True)
+    (tmp_path / "runs/R-2").mkdir()
+    (tmp_path / "runs/R-2/exit.json").touch()
+    found = facts(mute, spec=str(spec), runs=str(tmp_path / "runs"), disk=[str(tmp_path / "new")])
+    assert [each.pid for each in found.holders] == [os.getpid()]
+    assert found.spec.text == '{"cluster":{}}'
+    assert found.spec.mtime_s == pytest.approx(spec.stat().st_mtime)
+    assert {(each.name, each.ended) for each in found.runs} == {("R-1", False), ("R-2", True)}
+    assert found.disk[0].free_bytes > 0
+    assert "127.0.0.1" in found.addresses
+    assert found.venv.error is None
+    assert found.venv.python == ".".join(map(str, sys.version_info[:3]))
+    assert found.machine == os.uname().machine
+
+
+def test_a_venv_that_hangs_or_breaks_is_said_in_time(tmp_path: Path) -> None:
+    hanging = tmp_path / "python"
+    hanging.write_text("#!/bin/sh\nsleep 600\n")
+    hanging.chmod(0o755)
+    begun = time.monotonic()
+    assert facts(free_port(), python=str(hanging)).venv.error == "no end within 6 s"
+    assert time.monotonic() - begun < 15
+    missing = facts(free_port(), python=str(tmp_path / "none")).venv.error
+    assert missing is not None
+    assert "No such file" in missing
+    hanging.write_text("#!/bin/sh\necho 'Fatal Python error: no encodings' >&2\nexit 1\n")
+    assert facts(free_port(), python=str(hanging)).venv.error == "Fatal Python error: no encodings"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="drops root's privileges")
+def test_without_sudo_the_node_still_tells_what_it_may(mute: int) -> None:
+    node = Node("here", 0, "127.0.0.1", mute, SshTarget("here"))
+    request = {**facts_request(node, gpu=False), "units": []}
+    source = Path(facts_probe.__file__).read_text(encoding="utf-8")
+    result = HERE.run(
+        [
+            "setpriv",
+            "--reuid=nobody",
+            "--clear-groups",
+            "/usr/bin/python3",
+            "-I",
+            "-c",
+            BOOT,
+        ],
+        timeout_s=30,
+        input=json.dumps({"source": source, "boot": BOOT, "request": request}).encode(),
+    )
+    found = node_facts(answer_of(result))
+    assert found.user == "nobody"
+    assert not found.root
+    assert found.sudo_error
+    assert [str(each) for each in found.holders] == ["a process of another user"]
+
+
+def test_the_loopback_lab_is_checked_without_ssh(mute: int, tmp_path: Path) -> None:
+    lab = loopback_lab(tmp_path, (mute, free_port()))
+    executors = {node.name: LocalExecutor(node.name) for node in lab.nodes}
+    results = run_checks(lab, executors)
+    states = {(each.name, each.node): each for each in results}
+    assert states["leftovers", "tf0"].status == "fail"
+    assert f"pid {os.getpid()}" in states["leftovers", "tf0"].found
+    assert states["leftovers", "tf1"].status == "ok"
+    assert states["unit", "tf1"].found == "does not apply to the loopback lab"
+    assert {each.status for each in results if each.name in {"probe", "venv", "disk", "cpu"}} == {
+        "ok"
+    }
