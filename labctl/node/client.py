@@ -306,7 +306,11 @@ def _explain(error: BaseException) -> dict[str, Any]:
     if fields["kind"] == NO_DEVICE:
         asked = re.search(r"/job:\w+(?:/replica:0)?/task:(\d+)/device:(\w+):\d+", message)
         who = f"task {asked[1]} has no {asked[2]} device" if asked else "a device is missing"
-        fields.update(found=who, expected="a GPU that TensorFlow can use on every task", do="--cpu")
+        fields.update(
+            found=who,
+            expected="a GPU that TensorFlow can use on every task",
+            do="labctl run --cpu, or nodes with GPUs",
+        )
     return fields
 
 
