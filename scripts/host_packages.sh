@@ -2,7 +2,7 @@
 # Install the Debian or Ubuntu packages that rehearsal machines need on this host.
 #
 #   scripts/host_packages.sh            what `labctl up` needs
-#   scripts/host_packages.sh --tests    that, and what the tests start (an sshd; it is not enabled)
+#   scripts/host_packages.sh --tests    that, and what the tests use (iptables, an sshd that is not enabled)
 #   scripts/host_packages.sh --missing  print what is missing and install nothing; with --tests, of both
 #
 # Ends 0 when nothing is missing, 1 when something is and it may not or cannot be installed.
@@ -13,7 +13,7 @@ packages="$packages systemd-container util-linux"
 list_only=false
 for option in "$@"; do
     case $option in
-    --tests) packages="$packages openssh-server" ;;
+    --tests) packages="$packages iptables openssh-server" ;;
     --missing) list_only=true ;;
     *)
         echo "host_packages.sh: unknown option $option" >&2
@@ -67,4 +67,4 @@ trap restore_ssh EXIT
 apt-get update --quiet=2 -o DPkg::Lock::Timeout=300 >&2 ||
     echo "host_packages.sh: apt-get update failed; going on with the lists at hand" >&2
 # shellcheck disable=SC2086 # one word for each package
-apt-get install --yes --quiet=2 --no-install-recommends -o DPkg::Lock::Timeout=300 $missing >&2
+apt-get install --yes --quiet=2 --no-install-recommends -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 $missing >&2

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import socket
 from collections.abc import Iterable
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv4Network
@@ -17,6 +19,7 @@ FIRST_SUBNET = IPv4Network("10.132.0.0/24")
 _WIDE_PREFIX = (
     12  # a route as wide as this is a whole site's; a /24 of ours inside it takes precedence
 )
+_BRIDGE = re.compile(r"lab-[0-9a-f]{8}\Z")
 _IP_FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
 _SAVED_IP_FORWARD = RUN_DIR / "ip_forward"
 
@@ -96,14 +99,16 @@ table ip {table} {{
 
 
 def has_bridge(bridge: str) -> bool:
-    return Path("/sys/class/net", bridge).is_dir()
+    return bridge in _interfaces()
 
 
 def lab_bridges() -> set[str]:
     """Return the bridges of all labs on this host."""
-    return {
-        entry.name for entry in Path("/sys/class/net").glob("lab-*") if (entry / "bridge").is_dir()
-    }
+    return {name for name in _interfaces() if _BRIDGE.match(name)}
+
+
+def _interfaces() -> set[str]:
+    return {name for _, name in socket.if_nameindex()}
 
 
 def ensure_bridge(bridge: str, subnet: IPv4Network) -> None:
@@ -166,8 +171,8 @@ def restore_forwarding() -> str | None:
     """
     if lab_bridges() or not _SAVED_IP_FORWARD.exists():
         return None
-    others = sorted(path.parent.name for path in Path("/sys/class/net").glob("*/bridge"))
-    if others:
+    shown = host.run(["ip", "-json", "link", "show", "type", "bridge"], "listing bridges").text
+    if any(json.loads(shown or "[]")):
         return None
     _IP_FORWARD.write_text(_SAVED_IP_FORWARD.read_text())
     _SAVED_IP_FORWARD.unlink()
@@ -218,12 +223,50 @@ def _iptables() -> Iterable[tuple[str, str]]:
         if name == "iptables":
             version = host.try_run([program, "--version"]).text
             kind = "nft" if "nf_tables" in version else "legacy"
-        if kind in seen or (kind == "legacy" and not Path("/proc/net/ip_tables_names").exists()):
+        if kind in seen or (kind == "legacy" and not _has_legacy_rules()):
             continue
         seen.add(kind)
         listed = host.try_run([program, "--wait", "10", "-S"])
         if listed.ok:
             yield program, listed.text
+
+
+def _has_legacy_rules() -> bool:
+    """Return whether the old iptables is in use; merely listing its rules would bring it into use."""
+    with suppress(OSError):
+        return "filter" in Path("/proc/net/ip_tables_names").read_text().split()
+    return False
+
+
+def dropping_chains(ruleset: str) -> tuple[str, ...]:
+    """Return the chains that drop forwarded packets by default, `family table chain` each.
+
+    The table of iptables is left out: `ensure_filter` takes care of it.
+
+    Args:
+        ruleset: Output of `nft -j list chains`.
+    """
+    chains = [
+        each["chain"] for each in json.loads(ruleset or "{}").get("nftables", []) if "chain" in each
+    ]
+    return tuple(
+        f"{chain['family']} {chain['table']} {chain['name']}"
+        for chain in chains
+        if chain.get("hook") == "forward"
+        and chain.get("policy") == "drop"
+        and chain["family"] in {"ip", "inet"}
+        and (chain["family"], chain["table"], chain["name"]) != ("ip", "filter", "FORWARD")
+    )
+
+
+def other_filters(bridge: str) -> tuple[str, ...]:
+    """Return what to tell the user about packet filters of the host's own, which labctl does not change."""
+    chains = host.run(["nft", "-j", "list", "chains"], "listing packet filters").text
+    return tuple(
+        f"{chain} drops forwarded packets by default; if the machines do not reach the outside: "
+        f"nft insert rule {chain} iifname {bridge} accept"
+        for chain in dropping_chains(chains)
+    )
 
 
 def ensure_filter(bridge: str) -> tuple[str, ...]:

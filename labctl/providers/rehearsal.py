@@ -151,6 +151,8 @@ class _Build:
                 self._report(
                     f"network: this host's {chain} drops forwarded packets; the lab's are accepted"
                 )
+            for note in network.other_filters(identity.bridge):
+                self._report(f"network: {note}")
             machine.ensure_nspawn_dir()
         return wanted, before is not None and (before.subnet != subnet or not had_bridge)
 

@@ -108,3 +108,32 @@ def test_nothing_is_accepted_into_the_lab_but_answers() -> None:
     for rule in network.filter_rules("lab-1"):
         if "-o" in rule:
             assert "RELATED,ESTABLISHED" in rule
+
+
+def test_packet_filters_of_the_host_s_own_are_named() -> None:
+    def chain(family: str, table: str, name: str, hook: str, policy: str) -> dict[str, object]:
+        return {
+            "chain": {
+                "family": family,
+                "table": table,
+                "name": name,
+                "hook": hook,
+                "policy": policy,
+            }
+        }
+
+    listed = json.dumps(
+        {
+            "nftables": [
+                {"metainfo": {"version": "1.0.6"}},
+                chain("inet", "filter", "forward", "forward", "drop"),
+                chain("inet", "filter", "input", "input", "drop"),
+                chain("inet", "other", "forward", "forward", "accept"),
+                chain("ip6", "filter", "forward", "forward", "drop"),
+                chain("ip", "filter", "FORWARD", "forward", "drop"),
+                {"chain": {"family": "ip", "table": "filter", "name": "DOCKER-USER"}},
+            ]
+        }
+    )
+    assert network.dropping_chains(listed) == ("inet filter forward",)
+    assert network.dropping_chains("") == ()
