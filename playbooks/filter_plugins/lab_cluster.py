@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from ansible.errors import AnsibleError
+from ansible.errors import AnsibleError  # type: ignore[import-untyped]
 
 GROUP = "tf_cluster"
 DEFAULT_PORT = 2222
@@ -21,10 +21,19 @@ ROLES = Path(__file__).resolve().parents[2] / "roles"
 
 # Variables of the lab as a whole; every role's own stand in its meta/argument_specs.yml.
 LAB_VARIABLES = frozenset(
-    {"lab_admin_cidrs", "lab_provider", "lab_proxy_env", "tf_data_address", "tf_port", "tf_task_index"}
+    {
+        "lab_admin_cidrs",
+        "lab_provider",
+        "lab_proxy_env",
+        "tf_data_address",
+        "tf_port",
+        "tf_task_index",
+    }
 )
 _OWN_NAMESPACES = ("lab_", "tf_")
-_HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*\Z")
+_HOST_NAME = re.compile(
+    r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*\Z"
+)
 _ABSENT = object()
 
 
@@ -59,26 +68,33 @@ def _data_address(host: str, variables: Mapping[str, Any]) -> Any:
 
 def _address_problem(address: Any) -> tuple[str, str] | None:
     """Return what is expected and what to do, or None for an address that TensorFlow peers can use."""
-    plain = "an IPv4 address or a host name, nothing around it", "set tf_data_address to the private address alone"
+    expected = "an IPv4 address or a host name, nothing around it"
     if not isinstance(address, str) or not address:
-        return plain
+        return expected, "set tf_data_address to the private address alone"
     if "://" in address:
-        return plain[0], "remove the scheme"
+        return expected, "remove the scheme"
     if "@" in address:
-        return plain[0], "remove the user; the login user is ansible_user"
+        return expected, "remove the user; the login user is ansible_user"
+    name = address.lower()
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:
-        if address.lower() == "localhost" or address.lower().startswith("localhost."):
-            return "an address that its peers can reach", "set tf_data_address to the node's private address"
-        if not _HOST_NAME.match(address) or re.fullmatch(r"[0-9.]+", address):
-            return plain
-        return None
-    if parsed.is_loopback or parsed.is_unspecified:
-        return "an address that its peers can reach", "set tf_data_address to the node's private address"
-    if parsed.version == 6:
-        return "an IPv4 address or a host name", "set tf_data_address to a name that resolves to it on every node"
-    return None
+        is_own = name == "localhost" or name.startswith("localhost.")
+        is_name = _HOST_NAME.match(address) and not re.fullmatch(r"[0-9.]+", address)
+        do = None if is_name else "set tf_data_address to the private address alone"
+    else:
+        is_own = parsed.is_loopback or parsed.is_unspecified
+        do = (
+            "set tf_data_address to a name that resolves to it on every node"
+            if parsed.version == 6
+            else None
+        )
+    if is_own:
+        return (
+            "an address that its peers can reach",
+            "set tf_data_address to the node's private address",
+        )
+    return None if do is None else (expected, do)
 
 
 def _admin_problem(networks: Any) -> tuple[str, str] | None:
@@ -108,27 +124,39 @@ def _own_prefixes() -> tuple[str, ...]:
 
 
 def misspelt(names: Iterable[str]) -> dict[str, str]:
-    """Return each name in one of the lab's namespaces that no role and no playbook reads, with the nearest known one.
-
-    The nearest is "" when none is near.
-    """
+    """Return the names in the lab's namespaces that no role or playbook reads, with the nearest known one or ""."""
     known, prefixes = _known_variables(), _own_prefixes()
     unknown = sorted(name for name in set(names) if name.startswith(prefixes) and name not in known)
-    return {name: next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.6)), "") for name in unknown}
+    return {
+        name: next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.6)), "")
+        for name in unknown
+    }
 
 
 def _host_problems(host: str, variables: Mapping[str, Any]) -> list[str]:
     problems = []
     index, port = _value(variables, "tf_task_index"), _value(variables, "tf_port")
     if index is _ABSENT:
-        problems.append(_problem(f"{host}: tf_task_index is not set", "0, 1, 2, ... each once", "set it in hosts.yml"))
+        problems.append(
+            _problem(
+                f"{host}: tf_task_index is not set", "0, 1, 2, ... each once", "set it in hosts.yml"
+            )
+        )
     elif _whole_number(index) is None or int(index) < 0:
         problems.append(
-            _problem(f"{host}: tf_task_index is {index!r}", "0, 1, 2, ... each once", "correct it in hosts.yml")
+            _problem(
+                f"{host}: tf_task_index is {index!r}",
+                "0, 1, 2, ... each once",
+                "correct it in hosts.yml",
+            )
         )
     if port is not _ABSENT and not 1 <= (_whole_number(port) or 0) <= 65535:
         problems.append(
-            _problem(f"{host}: tf_port is {port!r}", "1 to 65535", f"correct it, or drop it for {DEFAULT_PORT}")
+            _problem(
+                f"{host}: tf_port is {port!r}",
+                "1 to 65535",
+                f"correct it, or drop it for {DEFAULT_PORT}",
+            )
         )
     address = _data_address(host, variables)
     if (wrong := _address_problem(address)) is not None:
@@ -142,7 +170,9 @@ def _host_problems(host: str, variables: Mapping[str, Any]) -> list[str]:
             _problem(
                 f"{host}: no role or playbook reads the variable {name}",
                 nearest or "a variable of a README below roles/, or of inventory/example",
-                f"rename it to {nearest}" if nearest else "remove it, or give it a prefix of your own",
+                f"rename it to {nearest}"
+                if nearest
+                else "remove it, or give it a prefix of your own",
             )
         )
     return problems
@@ -154,7 +184,11 @@ def _index_problems(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> list[s
     for host in hosts:
         by_index.setdefault(int(hostvars[host]["tf_task_index"]), []).append(host)
     problems = [
-        _problem(f"tf_task_index {index} is given to {', '.join(same)}", "each index once", "number the tasks anew")
+        _problem(
+            f"tf_task_index {index} is given to {', '.join(same)}",
+            "each index once",
+            "number the tasks anew",
+        )
         for index, same in sorted(by_index.items())
         if len(same) > 1
     ]
@@ -188,10 +222,14 @@ def _address_clashes(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> list[
 def _group_problems(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Any]) -> list[str]:
     """Return where the groups tf_client and tf_workers, if the inventory has them, contradict the indices."""
     problems = []
-    for group, is_member in (("tf_client", lambda index: index == 0), ("tf_workers", lambda index: index > 0)):
+    for group in ("tf_client", "tf_workers"):
         if not groups.get(group):
             continue
-        wanted = [host for host in groups[GROUP] if is_member(int(hostvars[host]["tf_task_index"]))]
+        wanted = [
+            host
+            for host in groups[GROUP]
+            if (int(hostvars[host]["tf_task_index"]) == 0) == (group == "tf_client")
+        ]
         if sorted(wanted) != sorted(groups[group]):
             problems.append(
                 _problem(
@@ -229,10 +267,16 @@ def lab_problems(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Any
     if problems:
         return problems
     problems = _index_problems(hosts, hostvars)
-    return problems + _address_clashes(hosts, hostvars) + ([] if problems else _group_problems(groups, hostvars))
+    return (
+        problems
+        + _address_clashes(hosts, hostvars)
+        + ([] if problems else _group_problems(groups, hostvars))
+    )
 
 
-def lab_tasks(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Any]) -> list[dict[str, Any]]:
+def lab_tasks(
+    groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Any]
+) -> list[dict[str, Any]]:
     """Return the tasks of a valid inventory in task order: host, index, data_address, port, tf_address."""
     tasks = []
     for host in groups[GROUP]:

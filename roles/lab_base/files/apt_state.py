@@ -1,7 +1,7 @@
 """Print what stands between apt and an install, as JSON; with --wait SECONDS, first wait for its locks.
 
-Keys: held_by (who holds a lock, "" for nobody), waited_s, interrupted (dpkg was stopped in mid-work), missing (those of the
-named packages that are not installed), python_apt.
+Keys: held_by (who holds a lock, "" for nobody), waited_s, interrupted (dpkg was stopped in mid-work), missing
+(those of the named packages that are not installed), python_apt.
 """
 
 import argparse
@@ -38,7 +38,12 @@ def holder(path: str) -> str:
     if kind == fcntl.F_UNLCK:
         return ""
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+        command = (
+            Path(f"/proc/{pid}/cmdline")
+            .read_bytes()
+            .replace(b"\0", b" ")
+            .decode("utf-8", "replace")
+        )
     except OSError:
         command = ""
     return f"{path} by process {pid} ({command.strip()[:120] or 'not visible'})"
@@ -54,16 +59,18 @@ def interrupted() -> bool:
     return updates.is_dir() and any(entry.name.isdigit() for entry in updates.iterdir())
 
 
-def missing(packages: list) -> list:
+def missing(packages: list[str]) -> list[str]:
     """Return those packages that are not installed, in the given order."""
     shown = subprocess.run(
         ["dpkg-query", "-W", "-f", "${db:Status-Status} ${Package}\n", *packages],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        universal_newlines=True,
+        text=True,
         check=False,
     )
-    installed = {line.split()[1] for line in shown.stdout.splitlines() if line.startswith("installed ")}
+    installed = {
+        line.split()[1] for line in shown.stdout.splitlines() if line.startswith("installed ")
+    }
     return [package for package in packages if package not in installed]
 
 

@@ -28,7 +28,9 @@ def only_names(sources: Iterable[str]) -> list[str]:
     return sorted({source for source in sources if _network(source) is None})
 
 
-def of_version(sources: Sequence[str], version: int, resolved: dict[str, list[str]] | None = None) -> list[str]:
+def of_version(
+    sources: Sequence[str], version: int, resolved: dict[str, list[str]] | None = None
+) -> list[str]:
     """Return the networks of an IP version in nft's notation, sorted, without those that another one holds.
 
     Args:
@@ -39,7 +41,11 @@ def of_version(sources: Sequence[str], version: int, resolved: dict[str, list[st
     plain: list[str] = []
     for source in sources:
         plain += [source] if _network(source) is not None else (resolved or {})[source]
-    networks = [network for network in map(_network, plain) if network is not None and network.version == version]
+    networks = [
+        network
+        for network in map(_network, plain)
+        if network is not None and network.version == version
+    ]
     return [
         str(network.network_address) if network.prefixlen == network.max_prefixlen else str(network)
         for network in ipaddress.collapse_addresses(networks)  # type: ignore[type-var]

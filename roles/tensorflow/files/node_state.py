@@ -1,12 +1,12 @@
 """Print what the tensorflow role needs to know of a node, as JSON.
 
-Arguments: directory and wanted stamp of uv's environment, the same of TensorFlow's. Each environment is reported as "" when it
-is complete and of that stamp, else as the reason why it is not. It is run, and every file that its packages list is looked at.
+Arguments: directory and wanted stamp of uv's environment, the same of TensorFlow's. Each environment is reported
+as "" when it is complete and of that stamp, else as the reason why it is not. It is run, and every file that its
+packages list is looked at.
 """
 
 import csv
 import json
-import os
 import platform
 import shutil
 import subprocess
@@ -24,7 +24,7 @@ def lacking(site: Path) -> str:
                 if not size or name.endswith(".pyc"):
                     continue
                 try:
-                    found = os.stat(site / name).st_size
+                    found = (site / name).stat().st_size
                 except OSError:
                     return name
                 if found != int(size):
@@ -41,7 +41,7 @@ def environment_state(venv: Path, stamp: str) -> str:
             [str(venv / "bin/python"), "-I", "-c", "import site; print(site.getsitepackages()[0])"],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            universal_newlines=True,
+            text=True,
             timeout=60,
             check=True,
         )
@@ -64,7 +64,7 @@ def free_mb(path: str) -> int:
     return shutil.disk_usage(here).free // 1_000_000
 
 
-def cpu_flags() -> list:
+def cpu_flags() -> list[str]:
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("flags"):
             return line.split(":", 1)[1].split()

@@ -21,7 +21,7 @@ def connect(address: str) -> str:
     while True:
         try:
             socket.create_connection((host, int(port)), timeout=EACH_S).close()
-        except socket.timeout:
+        except TimeoutError:
             answer = "timed out"
         except socket.gaierror:
             return "not resolvable"
@@ -45,7 +45,11 @@ def main() -> None:
     except OSError as error:
         found = str(error)
     if found != wanted:
-        problem(f"{SPEC}: {found}", f"sha256 {wanted}, as on the other nodes", "ansible-playbook provision.yml")
+        problem(
+            f"{SPEC}: {found}",
+            f"sha256 {wanted}, as on the other nodes",
+            "ansible-playbook provision.yml",
+        )
     for address in peers:
         answer = connect(address)
         if answer:

@@ -1,4 +1,7 @@
-"""Answer on a port until stopped, so that peers can prove the way to task 0 while no run is active. Argument: the port."""
+"""Answer on a port until stopped. Argument: the port.
+
+Stands in for the client, so that peers can prove the way to task 0 while no run is active.
+"""
 
 import errno
 import socket

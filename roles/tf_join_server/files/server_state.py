@@ -1,11 +1,11 @@
 """Print the state of the join server and who holds a port, as JSON. Argument: the port.
 
-Keys: unit_exists, active (systemd's ActiveState), fingerprint (of the running server's environment, "" when none runs),
-older_than_venv (the running server began before its virtual environment was made), holder (a process outside the lab that listens on the port, "" for none).
+Keys: unit_exists, active (systemd's ActiveState), fingerprint (in the running server's environment, "" when none
+runs), older_than_venv (the running server began before its virtual environment was complete), holder (a process
+outside the lab that listens on the port, "" for none).
 """
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -17,11 +17,16 @@ LAB_UNITS = (UNIT, "labctl-run.service", "labctl-check-listener.service")
 LISTEN = "0A"
 
 
-def unit_properties() -> dict:
+def unit_properties() -> dict[str, str]:
     shown = subprocess.run(
-        ["systemctl", "show", UNIT, "--property=LoadState,ActiveState,MainPID,ExecMainStartTimestampMonotonic"],
+        [
+            "systemctl",
+            "show",
+            UNIT,
+            "--property=LoadState,ActiveState,MainPID,ExecMainStartTimestampMonotonic",
+        ],
         stdout=subprocess.PIPE,
-        universal_newlines=True,
+        text=True,
         check=True,
     )
     return dict(line.split("=", 1) for line in shown.stdout.splitlines())
@@ -33,19 +38,21 @@ def fingerprint(pid: str) -> str:
     except OSError:
         return ""
     mark = b"TF_JOIN_SERVER_FINGERPRINT="
-    return next((entry[len(mark) :].decode() for entry in environment if entry.startswith(mark)), "")
+    return next(
+        (entry[len(mark) :].decode() for entry in environment if entry.startswith(mark)), ""
+    )
 
 
 def older_than_venv(started_us: int) -> bool:
     """Return whether a moment on the monotonic clock lies before the virtual environment was completed."""
     try:
-        completed = os.stat(VENV_COMPLETE).st_mtime
+        completed = Path(VENV_COMPLETE).stat().st_mtime
     except OSError:
         return False
     return time.time() - (time.monotonic() - started_us / 1e6) < completed
 
 
-def listening_inodes(port: int) -> set:
+def listening_inodes(port: int) -> set[str]:
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
@@ -59,13 +66,13 @@ def listening_inodes(port: int) -> set:
     return inodes
 
 
-def listeners(port: int) -> list:
+def listeners(port: int) -> list[int]:
     """Return the ids of the processes that listen on a TCP port."""
     wanted = {f"socket:[{inode}]" for inode in listening_inodes(port)}
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if wanted and any(os.readlink(fd) in wanted for fd in (process / "fd").iterdir()):
+            if wanted and any(str(fd.readlink()) in wanted for fd in (process / "fd").iterdir()):
                 found.append(int(process.name))
         except OSError:
             continue
@@ -76,7 +83,13 @@ def stranger(pid: int) -> str:
     """Return what a process is, "" for one of the lab's own units."""
     try:
         cgroup = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8")
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+        command = (
+            Path(f"/proc/{pid}/cmdline")
+            .read_bytes()
+            .replace(b"\0", b" ")
+            .decode("utf-8", "replace")
+            .strip()
+        )
     except OSError:
         return ""
     return "" if any(unit in cgroup for unit in LAB_UNITS) else f"process {pid} ({command[:120]})"
@@ -91,7 +104,9 @@ def main() -> None:
                 "unit_exists": unit["LoadState"] != "not-found",
                 "active": unit["ActiveState"],
                 "fingerprint": fingerprint(unit["MainPID"]),
-                "older_than_venv": older_than_venv(int(unit.get("ExecMainStartTimestampMonotonic") or 0)),
+                "older_than_venv": older_than_venv(
+                    int(unit.get("ExecMainStartTimestampMonotonic") or 0)
+                ),
                 "holder": ", ".join(filter(None, map(stranger, listeners(port)))),
             }
         )

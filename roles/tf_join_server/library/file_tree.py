@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from pathlib import Path, PurePosixPath
 
-from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.basic import AnsibleModule  # type: ignore[import-untyped]
 
 DOCUMENTATION = r"""
 module: file_tree
@@ -46,63 +47,60 @@ removed:
 """
 
 
-def plain_directory(path: str) -> bool:
-    return os.path.isdir(path) and not os.path.islink(path)
+def plain_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
-def is_right(path: str, text: str) -> bool:
-    """Return whether a file has this text, belongs to root and can be read by all."""
-    if os.path.islink(path) or not os.path.isfile(path):
+def is_right(path: Path, text: str) -> bool:
+    """Return whether a file has this text, belongs to whom this runs as, and can be read by all."""
+    if path.is_symlink() or not path.is_file():
         return False
-    found = os.stat(path)
+    found = path.stat()
     if (found.st_uid, found.st_gid, found.st_mode & 0o7777) != (os.geteuid(), os.getegid(), 0o644):
         return False
-    with open(path, "rb") as handle:
-        return handle.read() == text.encode()
+    return path.read_bytes() == text.encode()
 
 
-def strays(root: str, wanted: dict[str, str]) -> list[str]:
+def strays(root: Path, wanted: set[str]) -> list[str]:
     """Return what a directory holds beyond the wanted files and their directories, as paths below it."""
-    folders = {""}
-    for name in wanted:
-        folder = os.path.dirname(name)
-        while folder:
-            folders.add(folder)
-            folder = os.path.dirname(folder)
+    folders = {str(parent) for name in wanted for parent in PurePosixPath(name).parents}
     found = []
-    for here, directories, files in os.walk(root):
-        relative = os.path.relpath(here, root) if here != root else ""
-        for name in list(directories):
-            below = os.path.join(relative, name)
-            if below not in folders or os.path.islink(os.path.join(here, name)):
-                found.append(below)
-                directories.remove(name)
-        found += [os.path.join(relative, name) for name in files if os.path.join(relative, name) not in wanted]
+
+    def look(folder: Path) -> None:
+        for entry in folder.iterdir():
+            name = entry.relative_to(root).as_posix()
+            if plain_directory(entry) and name in folders:
+                look(entry)
+            elif name not in wanted:
+                found.append(name)
+
+    if plain_directory(root):
+        look(root)
     return sorted(found)
 
 
-def write(path: str, text: str) -> None:
-    folder = os.path.dirname(path)
-    if os.path.lexists(folder) and not plain_directory(folder):
-        os.unlink(folder)
-    os.makedirs(folder, mode=0o755, exist_ok=True)
-    if plain_directory(path):
-        shutil.rmtree(path)
-    handle, fresh = tempfile.mkstemp(dir=folder)
-    with os.fdopen(handle, "wb") as stream:
-        stream.write(text.encode())
-        os.fchmod(stream.fileno(), 0o644)
-    os.replace(fresh, path)
-
-
-def remove(path: str) -> None:
+def remove(path: Path) -> None:
     if plain_directory(path):
         shutil.rmtree(path)
     else:
-        os.unlink(path)
+        path.unlink(missing_ok=True)
+
+
+def write(path: Path, text: str) -> None:
+    if not plain_directory(path.parent):
+        remove(path.parent)
+        path.parent.mkdir(parents=True)
+    if plain_directory(path):
+        remove(path)
+    handle, fresh = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(handle, "wb") as stream:
+        stream.write(text.encode())
+        os.fchmod(stream.fileno(), 0o644)
+    Path(fresh).replace(path)
 
 
 def main() -> None:
+    """Answer to Ansible."""
     module = AnsibleModule(
         argument_spec={
             "path": {"type": "path", "required": True},
@@ -110,17 +108,17 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    root, files = module.params["path"], module.params["files"]
-    if any(os.path.isabs(name) or ".." in name.split("/") for name in files):
+    root, files = Path(module.params["path"]), module.params["files"]
+    if any(PurePosixPath(name).is_absolute() or ".." in name.split("/") for name in files):
         module.fail_json(msg=f"paths below {root} are needed, found: {', '.join(sorted(files))}")
-    written = [name for name, text in sorted(files.items()) if not is_right(os.path.join(root, name), text)]
-    removed = strays(root, files)
+    written = [name for name, text in sorted(files.items()) if not is_right(root / name, text)]
+    removed = strays(root, set(files))
     if not module.check_mode:
         os.umask(0o022)
         for name in removed:
-            remove(os.path.join(root, name))
+            remove(root / name)
         for name in written:
-            write(os.path.join(root, name), files[name])
+            write(root / name, files[name])
     module.exit_json(changed=bool(written or removed), written=written, removed=removed)
 
 
