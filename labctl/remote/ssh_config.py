@@ -118,7 +118,7 @@ def _unsupported(name: str, node: str) -> InventoryError:
     return InventoryError(
         f"the SSH option {name} of {node} is not supported by labctl",
         expected="options of the connection: ProxyJump, ProxyCommand, IdentityFile, Port, User, …",
-        do="remove it from ansible_ssh_common_args, or set it for Ansible alone in ansible_ssh_extra_args",
+        do="remove it from ansible_ssh_common_args, or set it for Ansible alone in ansible_ssh_args",
     )
 
 

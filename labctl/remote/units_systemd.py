@@ -81,6 +81,11 @@ _STATE_SCRIPT = (
     'printf "BootID=" && cat /proc/sys/kernel/random/boot_id'
 )
 
+_REASON_SCRIPT = """
+journalctl --sync 2>/dev/null
+exec journalctl --no-pager --quiet --lines=1 --output=cat "$@"
+"""
+
 # Prints the processes of a unit's control group, on cgroup v2 and v1.
 _LEFT_SCRIPT = """
 group=$(systemctl show --property=ControlGroup --value -- "$1")
@@ -109,12 +114,13 @@ class SystemdUnits:
         user = spec.user or self._run("id", "-un").check(self._executor.name, "id -un").text
         words = ["sh", "-c", _START_SCRIPT, "sh", spec.name, spec.directory, *run_argv(spec, user)]
         done = self._executor.run(words, timeout_s=_START_S, sudo=True)
-        if not done.ok:
-            self._refuse_running(spec.name)
-            said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        if not done.ok and not self._ran(spec):
+            said = done.stderr.decode("utf-8", "replace").strip()
+            if "already" in said:
+                raise busy(self._executor.name, spec.name, self.state(spec.name).description)
             raise RemoteCommandError(
                 f"{spec.name} did not start on {self._executor.name}: "
-                f"{self._last_line(spec.name) or (said[-1] if said else '?')}",
+                f"{self._reason(spec.name, self.state(spec.name).invocation_id) or said}",
                 do=f"journalctl -u {spec.name} on {self._executor.name}",
             )
         return self.state(spec.name)
@@ -152,18 +158,28 @@ class SystemdUnits:
             done, said = None, f"not ready after {timeout_s:g} s"
         if done is None or not done.ok:
             raise RemoteCommandError(
-                f"{name} on {self._executor.name} did not restart ({said}): {self._last_line(name)}",
+                f"{name} on {self._executor.name} did not restart ({said}): {self._reason(name)}",
                 do=f"labctl logs, or journalctl -u {name} on {self._executor.name}",
             )
+
+    def _ran(self, spec: UnitSpec) -> bool:
+        """Say whether a unit whose start is said to have failed did run: one that fails at once is no other."""
+        give_up = time.monotonic() + spec.stop_timeout_s + _QUICK_S
+        while self.state(spec.name).active == "deactivating" and time.monotonic() < give_up:
+            time.sleep(0.1)
+        end = self.end(spec.directory)
+        return end is not None and (end.exit_code != "exited" or not _before_exec(end.exit_status))
 
     def _refuse_running(self, name: str) -> None:
         found = self.state(name)
         if found.running:
             raise busy(self._executor.name, name, found.description)
 
-    def _last_line(self, name: str) -> str:
-        """Return the last line of a unit's journal, "" if there is none or it may not be read."""
-        argv = ["journalctl", "--unit", name, "--lines=1", "--output=cat", "--no-pager", "--quiet"]
+    def _reason(self, name: str, invocation: str = "") -> str:
+        """Return the last line that a unit's own processes wrote to the journal, "" if there is none."""
+        argv = ["sh", "-c", _REASON_SCRIPT, "sh", f"_SYSTEMD_UNIT={name}"]
+        if invocation:
+            argv.append(f"_SYSTEMD_INVOCATION_ID={invocation}")
         return self._executor.run(argv, timeout_s=_QUICK_S, sudo=True).text
 
     def _run(self, *argv: str) -> Result:
@@ -203,6 +219,11 @@ def run_argv(spec: UnitSpec, user: str) -> list[str]:
         "--",
         *(each.replace("$", "$$") for each in spec.argv),
     ]
+
+
+def _before_exec(status: str) -> bool:
+    """Say whether an exit status is one with which systemd itself ends before the program runs."""
+    return status.isdigit() and 200 <= int(status) <= 245
 
 
 def _quoted(word: str) -> str:
