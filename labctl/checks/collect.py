@@ -120,6 +120,7 @@ def observe(
     executors: Mapping[str, Executor],
     *,
     gpu: bool = False,
+    ports: bool = True,
     thorough: bool = True,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Observed:
@@ -129,20 +130,23 @@ def observe(
         lab: The lab.
         executors: One for each node, by its name; each is used by one thread at a time.
         gpu: Ask for GPUs.
+        ports: Try the nodes' TF ports from each other.
         thorough: Also measure clock offsets, and try the TF ports from this machine.
         progress: Told what is done next.
     """
     progress(f"asking {len(lab.nodes)} nodes")
     with ThreadPoolExecutor(max_workers=2 * len(lab.nodes)) as pool:
         visits = dict(
-            pool.map(lambda node: (node.name, _visit(node, executors[node.name], gpu)), lab.nodes)
+            pool.map(
+                lambda node: (node.name, _visit(node, executors[node.name], gpu, ports)), lab.nodes
+            )
         )
         facts = {name: each.facts for name, each in visits.items() if each.facts is not None}
         listener = visits[lab.client.name].listener
         views: dict[str, _View] = {}
         outside: dict[str, Mapping[str, str]] = {}
         try:
-            if lab.client.ssh is not None:
+            if ports and lab.client.ssh is not None:
                 progress("trying the ports")
                 seen = pool.submit(see_from_here, lab) if thorough else None
                 views = dict(
@@ -168,7 +172,7 @@ def observe(
     )
 
 
-def _visit(node: Node, executor: Executor, gpu: bool) -> _Visit:
+def _visit(node: Node, executor: Executor, gpu: bool, ports: bool) -> _Visit:
     begun = time.monotonic()
     try:
         executor.run(["true"], timeout_s=_CONTACT_S)
@@ -187,7 +191,8 @@ def _visit(node: Node, executor: Executor, gpu: bool) -> _Visit:
         return _Visit(contact, unreadable=f"systemd did not answer: {facts.units_error}")
     client = facts.units.get(CLIENT_UNIT)
     busy = client is not None and client.running
-    if node.task_index != 0 or node.ssh is None or busy or facts.holders:
+    held = any(not each.is_listener for each in facts.holders)
+    if node.task_index != 0 or node.ssh is None or busy or held or not ports:
         return _Visit(contact, facts)
     return _Visit(contact, facts, listener=_listen(node, executor, root=facts.root))
 

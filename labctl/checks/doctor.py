@@ -57,6 +57,7 @@ class Check:
         preflight: Must pass before a run.
         loopback: Applies to the loopback lab too.
         needs_facts: Cannot be judged of a node that gave no facts.
+        ports: Needs the nodes' views of each other.
         thorough: Needs clock offsets or a view from this machine.
     """
 
@@ -66,6 +67,7 @@ class Check:
     preflight: bool = False
     loopback: bool = False
     needs_facts: bool = True
+    ports: bool = False
     thorough: bool = False
 
 
@@ -84,12 +86,12 @@ CHECKS: tuple[Check, ...] = (
     Check("spec", judge_spec, preflight=True),
     Check("unit", judge_unit, PeerUnreachableError, preflight=True),
     Check("running-spec", judge_running_spec, preflight=True),
-    Check("port", judge_port, PeerUnreachableError, preflight=True, needs_facts=False),
-    Check("exposure", judge_exposure, needs_facts=False, thorough=True),
+    Check("port", judge_port, PeerUnreachableError, preflight=True, needs_facts=False, ports=True),
+    Check("exposure", judge_exposure, needs_facts=False, ports=True, thorough=True),
     Check("firewall", judge_firewall),
-    Check("addresses", judge_addresses, preflight=True),
+    Check("addresses", judge_addresses, preflight=True, ports=True),
     Check("proxies", judge_proxies, preflight=True),
-    Check("clock", judge_clock, thorough=True),
+    Check("clock", judge_clock, ports=True, thorough=True),
     Check("cpu", judge_cpu, loopback=True),
     Check("disk", judge_disk, loopback=True),
 )
@@ -146,8 +148,14 @@ def run_checks(
     if only is not None and only - NAMES:
         raise ValueError(f"no such checks: {', '.join(sorted(only - NAMES))}")
     wanted = [check for check in CHECKS if only is None or check.name in only]
-    thorough = any(check.thorough for check in wanted)
-    seen = observe(lab, executors, gpu=gpu, thorough=thorough, progress=progress)
+    seen = observe(
+        lab,
+        executors,
+        gpu=gpu,
+        ports=any(check.ports for check in wanted),
+        thorough=any(check.thorough for check in wanted),
+        progress=progress,
+    )
     return judge(seen, wanted)
 
 

@@ -49,6 +49,11 @@ class ProcessFacts:
     command: str
     unit: str
 
+    @property
+    def is_listener(self) -> bool:
+        """It is the temporary listener of a check; several may stand side by side."""
+        return self.command == "labctl-listen"
+
     def __str__(self) -> str:
         if self.pid == 0:
             return "a process of another user"

@@ -158,6 +158,8 @@ def process_facts(pid: int) -> Facts:
             unit = last
             break
     comm = (read(f"/proc/{pid}/comm") or "").strip()
+    if comm == "labctl-listen":  # of ports_probe; its command line is a whole program
+        line = comm
     return {"pid": pid, "command": (line or comm)[:300], "unit": unit}
 
 

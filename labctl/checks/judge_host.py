@@ -217,7 +217,7 @@ def judge_leftovers(seen: Observed, node: Node) -> Verdict:
             error,
         )
     holders = facts.holders if node.task_index == 0 or node.ssh is None else ()
-    held = [each for each in holders if each.unit != CLIENT_UNIT]
+    held = [each for each in holders if each.unit != CLIENT_UNIT and not each.is_listener]
     if held:
         found = f"port {node.tf_port} of {node.name} is held by {held[0]}"
         expected = f"the port free for task:{node.task_index}"

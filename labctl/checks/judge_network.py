@@ -55,8 +55,9 @@ def _no_listener(seen: Observed, node: Node) -> Verdict | None:
         return skipped(f"no listener could be opened: {node.name} could not be asked")
     if any(each.unit == CLIENT_UNIT for each in facts.holders):
         return None
-    if facts.holders:
-        return skipped(f"the port is held by {facts.holders[0]} (see leftovers)")
+    held = [each for each in facts.holders if not each.is_listener]
+    if held:
+        return skipped(f"the port is held by {held[0]} (see leftovers)")
     if seen.listener is None:
         return skipped("a run is starting there (see leftovers)")
     if seen.listener.pid:

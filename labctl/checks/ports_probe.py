@@ -100,13 +100,15 @@ async def reach_all(request: Facts) -> Facts:
 
 
 def bound(port: int) -> socket.socket:
-    """Return a socket that listens on all addresses, as TF's server does."""
+    """Return a socket that listens on all addresses, as TF's server does, beside other such listeners only."""
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(
             OSError
         ):  # a kernel may know IPv6 and still have none; IPv4 says what is wrong
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))
+            return socket.create_server(
+                ("", port), family=socket.AF_INET6, dualstack_ipv6=True, reuse_port=True
+            )
+    return socket.create_server(("", port), reuse_port=True)
 
 
 async def listen(request: Facts) -> Facts:

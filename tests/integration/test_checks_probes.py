@@ -92,6 +92,10 @@ def test_the_listener_answers_once_opened_and_is_gone_once_closed() -> None:
     assert listener.error is None
     assert reach(("client", "127.0.0.1", port))["client"] == ("answers", "")
     assert reach(("client", "::1", port))["client"][0] in {"answers", "unreachable"}
+    assert [each.is_listener for each in facts(port).holders] == [True]
+    another = listener_facts(ports({"kind": "listen", "port": port, "seconds": 30}))
+    assert another.error is None
+    ports({"kind": "close", "pid": another.pid, "start": another.start})
     stranger = {"kind": "close", "pid": os.getpid(), "start": listener.start}
     assert ports(stranger) == {"closed": True}  # another process of that number is left alone
     assert ports({"kind": "close", "pid": listener.pid, "start": listener.start}) == {

@@ -54,7 +54,7 @@ def machine(node: str, said: dict[str, Any], log: Requests) -> FakeExecutor:
     def reply(call: Call) -> Reply:
         message = json.loads(call.input)
         kind = message["request"].get("kind", "facts")
-        log.append({"node": node, "kind": kind, "sudo": call.sudo, **message["request"]})
+        log.append({**message["request"], "node": node, "kind": kind, "sudo": call.sudo})
         value = said[kind]
         if isinstance(value, Exception):
             raise value
@@ -168,6 +168,20 @@ def test_no_listener_is_opened_beside_an_active_run_or_another_holder(lab: Make)
         nodes, log = lab(tf0={"facts": facts})
         assert failed(preflight(nodes)) == {("leftovers", "tf0")}
         assert not [each for each in log if each["kind"] in {"listen", "close"}]
+
+
+def test_ports_are_left_alone_when_no_check_needs_them(lab: Make) -> None:
+    nodes, log = lab()
+    run_checks(LAB, nodes, only=frozenset({"ssh", "venv"}))
+    assert [each["kind"] for each in log] == ["facts", "facts"]
+
+
+def test_the_listener_of_another_check_is_no_obstacle(lab: Make) -> None:
+    facts = answers("tf0")["facts"]
+    facts["holders"] = [{"pid": 8, "command": "labctl-listen", "unit": "session-4.scope"}]
+    nodes, log = lab(tf0={"facts": facts})
+    assert failed(preflight(nodes)) == set()
+    assert "listen" in [each["kind"] for each in log]
 
 
 def test_a_refused_port_is_the_error_that_a_run_raises(lab: Make) -> None:
