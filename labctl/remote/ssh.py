@@ -7,7 +7,7 @@ import errno
 import os
 import posixpath
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -191,13 +191,15 @@ class SshExecutor:
 
         def write(sftp: paramiko.SFTPClient, guard: Guard) -> None:
             try:
-                with sftp.open(fresh, "wxb") as file:
+                # Pipelined writes may fail silently, or only as `Failure`: the size tells.
+                with _vague_errors(), sftp.open(fresh, "wxb") as file:
                     file.chmod(mode)
                     file.set_pipelined(True)
                     for start in range(0, len(data), _PUT_BLOCK):
                         guard.kick()
                         file.write(data[start : start + _PUT_BLOCK])
                 guard.kick()
+                self._check_written(sftp, fresh, len(data))
                 sftp.posix_rename(fresh, path)
             except OSError:
                 with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
@@ -252,18 +254,30 @@ class SshExecutor:
                 alive = link.transport.is_active() and not guard.fired
                 failure = error
         if alive and isinstance(failure, OSError):
-            raise RemoteCommandError(
-                f"{path} on {self._name}: {self._cause(path, failure)}"
-            ) from failure
+            cause = failure.strerror or f"SFTP says {failure}"
+            raise RemoteCommandError(f"{path} on {self._name}: {cause}") from failure
         self._drop()
         raise ConnectionLostError(f"the connection to {self._name} broke: {failure}") from failure
 
-    def _cause(self, path: str, error: OSError) -> str:
-        """Say what SFTP's plain `Failure` means."""
-        if error.errno is not None:
-            return os.strerror(error.errno)
-        shown = self.run(["df", "-Pk", "--", posixpath.dirname(path) or "."], timeout_s=OPEN_S)
+    def _check_written(self, sftp: paramiko.SFTPClient, path: str, size: int) -> None:
+        missing = size - (sftp.stat(path).st_size or 0)
+        if missing and self._free_bytes(path) < missing:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if missing:
+            raise OSError(errno.EIO, f"{missing} bytes were not written")
+
+    def _free_bytes(self, path: str) -> int:
+        """Return the room on the file system of a path."""
+        shown = self.run(["df", "-Pk", "--", path], timeout_s=OPEN_S)
         fields = shown.text.splitlines()[-1].split() if shown.ok else []
-        if len(fields) >= 4 and fields[3] == "0":
-            return os.strerror(errno.ENOSPC)
-        return f"SFTP says {error}"
+        return int(fields[3]) * 1024 if len(fields) >= 4 and fields[3].isdigit() else 0
+
+
+@contextlib.contextmanager
+def _vague_errors() -> Iterator[None]:
+    """Pass over SFTP's `Failure`, which has no errno."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:
+            raise
