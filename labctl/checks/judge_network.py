@@ -101,8 +101,8 @@ def _wanted(seen: Observed, node: Node, bad: Mapping[str, ReachFacts]) -> tuple[
         )
     if facts is None:
         return (
-            f"a TensorFlow server on {node.name}, which could not be asked (see ssh)",
-            "labctl check",
+            f"a TensorFlow server on {node.name}, which could not be asked",
+            f"mend ssh or probe of {node.name} first",
         )
     through = any(view.detail.startswith("connected") for view in bad.values())
     if node.task_index != 0 and (states <= {"no gRPC server", "refused"} or through):

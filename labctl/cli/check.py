@@ -81,30 +81,46 @@ def _refuse(lab: str, results: Sequence[CheckResult]) -> None:
 
 
 def _print(lab: str, results: Sequence[CheckResult]) -> None:
-    """Print a table: equal findings of several nodes in one row, what to do below a failure."""
+    """Print failures with what to do, then what was skipped by reason, then what is well."""
     from rich.table import Table
     from rich.text import Text
 
     from labctl.console import stdout_console
 
-    rows: dict[tuple[str, str, str, str | None, str | None], list[str]] = {}
-    for each in results:
-        key = (each.status, each.name, each.found, each.expected, each.do)
-        rows.setdefault(key, []).append(each.node)
     table = Table(box=None, pad_edge=False)
     for title in ("", "check", "node", "found"):
-        table.add_column(title, no_wrap=title in {"", "check"}, overflow="fold")
-    styles = {"ok": "green", "fail": "bold red", "skipped": "yellow"}
-    for (status, name, found, expected, do), nodes in rows.items():
-        text = Text(found)
-        if status == "fail":
-            text.append(f"\nexpected  {expected}\ndo        {do}", style="default")
-        table.add_row(Text(status, style=styles[status]), name, " ".join(nodes), text)
+        table.add_column(title, no_wrap=title == "", overflow="fold")
+    for result in results:
+        if result.status == "fail":
+            advice = f"\nexpected  {result.expected}\ndo        {result.do}"
+            text = Text(result.found).append(advice, style="dim")
+            table.add_row(Text("fail", style="bold red"), result.name, result.node, text)
+    for (names, found), nodes in _skipped(results).items():
+        table.add_row(Text("skipped", style="yellow"), names, " ".join(nodes), Text(found))
+    well: dict[tuple[str, str], list[str]] = {}
+    for each in results:
+        if each.status == "ok":
+            well.setdefault((each.name, each.found), []).append(each.node)
+    for (name, found), nodes in well.items():
+        table.add_row(Text("ok", style="green"), name, " ".join(nodes), Text(found))
     console = stdout_console()
     console.print(table)
-    counts = {word: sum(each.status == word for each in results) for word in styles}
-    console.print(
-        f"lab {lab} · {counts['ok']} ok · {counts['fail']} failed · {counts['skipped']} skipped"
-    )
-    if not counts["fail"]:
+    counts = [
+        f"{sum(each.status == status for each in results)} {word}"
+        for status, word in (("ok", "ok"), ("fail", "failed"), ("skipped", "skipped"))
+    ]
+    console.print(f"lab {lab} · {' · '.join(counts)}")
+    if not any(each.status == "fail" for each in results):
         console.print("next: labctl run")
+
+
+def _skipped(results: Sequence[CheckResult]) -> dict[tuple[str, str], list[str]]:
+    """Return the nodes by what was skipped there, for one reason each."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for each in results:
+        if each.status == "skipped":
+            names.setdefault((each.node, each.found), []).append(each.name)
+    nodes: dict[tuple[str, str], list[str]] = {}
+    for (node, found), group in names.items():
+        nodes.setdefault((", ".join(group), found), []).append(node)
+    return nodes
