@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from ansible.errors import AnsibleError  # type: ignore[import-untyped]
+from jinja2 import Undefined
 
 GROUP = "tf_cluster"
 DEFAULT_PORT = 2222
@@ -31,9 +31,7 @@ LAB_VARIABLES = frozenset(
     }
 )
 _OWN_NAMESPACES = ("lab_", "tf_")
-_HOST_NAME = re.compile(
-    r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*\Z"
-)
+_HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?\Z")
 _ABSENT = object()
 
 
@@ -41,11 +39,18 @@ def _problem(found: str, expected: str, do: str) -> str:
     return f"{found}\n  expected  {expected}\n  do        {do}"
 
 
+class _NotEvaluatedError(Exception):
+    """A variable is an expression that has no value yet."""
+
+
 def _value(variables: Mapping[str, Any], name: str) -> Any:
-    """Return a host's variable, `_ABSENT` without it; an expression that cannot be evaluated raises."""
+    """Return a host's variable, `_ABSENT` without it."""
     if name not in variables:
         return _ABSENT
-    return variables[name]
+    value = variables[name]
+    if isinstance(value, Undefined):
+        raise _NotEvaluatedError(name)
+    return value
 
 
 def _whole_number(value: Any) -> int | None:
@@ -59,42 +64,38 @@ def _whole_number(value: Any) -> int | None:
 
 
 def _data_address(host: str, variables: Mapping[str, Any]) -> Any:
-    for name in ("tf_data_address", "ansible_host"):
+    for name in ("tf_data_address", "ansible_host", "ansible_ssh_host"):
         value = _value(variables, name)
-        if value is not _ABSENT:
+        if value is not _ABSENT and value not in {"", None}:
             return value
     return host
 
 
 def _address_problem(address: Any) -> tuple[str, str] | None:
     """Return what is expected and what to do, or None for an address that TensorFlow peers can use."""
-    expected = "an IPv4 address or a host name, nothing around it"
-    if not isinstance(address, str) or not address:
+    expected = "an IPv4 address, an IPv6 address in brackets or a host name, nothing around it"
+    if not isinstance(address, str):
         return expected, "set tf_data_address to the private address alone"
     if "://" in address:
         return expected, "remove the scheme"
     if "@" in address:
         return expected, "remove the user; the login user is ansible_user"
+    bare = re.sub(r"\A\[(.*:.*)\]\Z", r"\1", address)
     name = address.lower()
     try:
-        parsed = ipaddress.ip_address(address)
+        parsed = ipaddress.ip_address(bare)
     except ValueError:
         is_own = name == "localhost" or name.startswith("localhost.")
-        is_name = _HOST_NAME.match(address) and not re.fullmatch(r"[0-9.]+", address)
-        do = None if is_name else "set tf_data_address to the private address alone"
+        is_usable = _HOST_NAME.match(address) and not re.fullmatch(r"[0-9.]+", address)
     else:
         is_own = parsed.is_loopback or parsed.is_unspecified
-        do = (
-            "set tf_data_address to a name that resolves to it on every node"
-            if parsed.version == 6
-            else None
-        )
+        is_usable = (parsed.version == 6) == (bare != address)
     if is_own:
         return (
             "an address that its peers can reach",
             "set tf_data_address to the node's private address",
         )
-    return None if do is None else (expected, do)
+    return None if is_usable else (expected, "set tf_data_address to the private address alone")
 
 
 def _admin_problem(networks: Any) -> tuple[str, str] | None:
@@ -256,11 +257,11 @@ def lab_problems(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Any
     for host in hosts:
         try:
             problems += _host_problems(host, hostvars[host])
-        except AnsibleError as error:
+        except _NotEvaluatedError as error:
             problems.append(
                 _problem(
-                    f"{host}: a variable cannot be evaluated: {error}",
-                    "values that need no facts",
+                    f"{host}: the expression of {error} cannot be evaluated",
+                    "a value that needs no facts",
                     "write the value itself into the inventory",
                 )
             )

@@ -20,7 +20,7 @@ def connect(address: str) -> str:
     deadline = time.monotonic() + WITHIN_S
     while True:
         try:
-            socket.create_connection((host, int(port)), timeout=EACH_S).close()
+            socket.create_connection((host.strip("[]"), int(port)), timeout=EACH_S).close()
         except TimeoutError:
             answer = "timed out"
         except socket.gaierror:
