@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
 PYTEST := $(BIN)/python -m pytest
-SOURCES := labctl tests scripts examples
+SOURCES := labctl tests scripts examples roles playbooks
 
 .PHONY: help
 help: ## List the targets
@@ -48,7 +48,7 @@ lint: setup ## What CI holds: ruff, mypy, ansible-lint, yamllint, shellcheck, ge
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/yamllint --strict .
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ansible-lint --offline --strict
+	ANSIBLE_INVENTORY=inventory/example PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ansible-lint --offline --strict
 	$(BIN)/shellcheck scripts/*.sh .ci/run
 	$(BIN)/python scripts/cli_docs.py --check
 	$(BIN)/python scripts/role_docs.py --check

@@ -18,7 +18,7 @@ LabctlError                  70  a bug in labctl, unless a class below says othe
 ├── PlaybookError             7  ansible-playbook failed
 ├── RecordError               8  a run record is missing, damaged or too new
 ├── LabBusyError              9  another run or command holds the lab
-└── InterruptedError_       130  the user interrupted
+└── UserInterruptError       130  the user interrupted
 
 A message has up to three parts: what was found, what was expected, what to do. `__main__` is the only
 place that prints one and exits.
@@ -121,5 +121,5 @@ class LabBusyError(LabctlError):
     exit_code = 9
 
 
-class InterruptedError_(LabctlError):  # noqa: N801 the builtin has the plain name
+class UserInterruptError(LabctlError):
     exit_code = 130

@@ -7,7 +7,7 @@ labctl=$PWD/.venv/bin/labctl
 sudo=()
 if [ "$(id -u)" -ne 0 ]; then
     if sudo -n true 2>/dev/null; then
-        sudo=(sudo --preserve-env=LABCTL_HOME,LABCTL_STATE_DIR)
+        sudo=(sudo "--preserve-env=LABCTL_HOME,LABCTL_STATE_DIR")
     else
         echo "demo: no root here, so no machines: two processes on 127.0.0.1 instead" >&2
         exec "$labctl" run --lab loopback
