@@ -17,7 +17,7 @@ from labctl.drive.timing import SystemClock, Timeline, process_age_s
 from labctl.errors import (
     ConnectionLostError,
     DeadlineError,
-    InterruptedError_,
+    UserInterruptError,
     LabctlError,
     RemoteCommandError,
     UsageError,
@@ -89,7 +89,7 @@ def error_of(record: RunRecord) -> LabctlError | None:
         "failed": RemoteCommandError,
         "timeout": DeadlineError,
         "lost": ConnectionLostError,
-        "cancelled": InterruptedError_,
+        "cancelled": UserInterruptError,
     }
     kind = kinds.get(record.outcome)
     if kind is None:

@@ -6,7 +6,7 @@ import signal
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from labctl.errors import InterruptedError_
+from labctl.errors import UserInterruptError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -40,9 +40,9 @@ class Interrupts:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 the signal module's form
         if self.run_id is None:
-            raise InterruptedError_("interrupted; nothing had been started on a node")
+            raise UserInterruptError("interrupted; nothing had been started on a node")
         if self.wanted:
-            raise InterruptedError_(
+            raise UserInterruptError(
                 f"left at once; run {self.run_id} may still be running",
                 do=f"labctl attach {self.run_id}, or labctl cancel {self.run_id}",
             )

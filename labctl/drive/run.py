@@ -19,7 +19,7 @@ from labctl.drive.plan import Request
 from labctl.drive.preflight import Gate, Ready, doctor_gate, prepare
 from labctl.drive.session import Session, Writer
 from labctl.drive.watch import ServerWatch, changes, read_server
-from labctl.errors import ConnectionLostError, InterruptedError_, LabBusyError, LabctlError
+from labctl.errors import ConnectionLostError, UserInterruptError, LabBusyError, LabctlError
 from labctl.lab.cluster import cluster_addresses
 from labctl.node import bundle, wire
 from labctl.runs import owner
@@ -145,7 +145,7 @@ def _not_started(session: Session, writer: Writer, error: BaseException) -> None
         with suppress(LabctlError):
             session.links.client.call(lambda machine: push.remove(machine, where, run_id))
         session.store.discard(writer.folder)
-    elif isinstance(error, InterruptedError_):
+    elif isinstance(error, UserInterruptError):
         writer.write(
             outcome="cancelled", failure=Failure("cancelled", error.found), **_closing(session)
         )
