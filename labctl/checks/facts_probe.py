@@ -239,7 +239,8 @@ async def gpu_facts() -> Facts:
     code, out, err = await command(["nvidia-smi", query, "--format=csv,noheader"], 10.0)
     lines = [line.strip() for line in out.splitlines() if line.strip()]
     nodes = sorted(name for name in os.listdir("/dev") if re.match(r"nvidia(\d+|ctl|-uvm)$", name))  # noqa: PTH208 names only
-    error = None if code == 0 else (last_line(out) or last_line(err) or f"ended with {code}")
+    said = "; ".join(line.strip() for line in (out or err).splitlines() if line.strip())
+    error = None if code == 0 else (said or f"ended with {code}")
     return {"devices": lines if code == 0 else [], "dev_nodes": nodes, "error": error}
 
 

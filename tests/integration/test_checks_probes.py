@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from labctl.checks import facts_probe
-from labctl.checks.collect import BOOT, facts_request, probe
+from labctl.checks.collect import BOOT, _knock, facts_request, probe, see_from_here
 from labctl.checks.doctor import run_checks
 from labctl.checks.facts import NodeFacts
 from labctl.checks.parse import answer_of, listener_facts, node_facts, reach_facts
 from labctl.lab.inventory import loopback_lab
-from labctl.lab.model import Node, SshTarget
+from labctl.lab.model import Lab, Node, SshTarget
 from labctl.remote.local import LocalExecutor
 
 HERE = LocalExecutor("here")
@@ -173,6 +173,39 @@ def test_without_sudo_the_node_still_tells_what_it_may(mute: int) -> None:
     assert not found.root
     assert found.sudo_error
     assert [str(each) for each in found.holders] == ["a process of another user"]
+
+
+def test_a_gpu_driver_is_asked_and_its_complaint_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    tool.write_text("#!/bin/sh\necho 0, NVIDIA L4, 550.90, 23034 MiB\n")
+    tool.chmod(0o755)
+    found = facts(free_port(), gpu=True).gpu
+    assert found is not None
+    assert (found.devices, found.error) == (("0, NVIDIA L4, 550.90, 23034 MiB",), None)
+    tool.write_text(
+        "#!/bin/sh\necho 'Failed to initialize NVML: Driver/library version mismatch'\n"
+        "echo 'NVML library version: 550.90'\nexit 18\n"
+    )
+    found = facts(free_port(), gpu=True).gpu
+    assert found is not None
+    assert found.devices == ()
+    assert "Driver/library version mismatch" in (found.error or "")
+
+
+def test_ports_as_this_machine_sees_them(mute: int, tmp_path: Path) -> None:
+    def lab(*addresses: str) -> Lab:
+        nodes = tuple(
+            Node(f"tf{k}", k, address, mute, SshTarget("gate"))
+            for k, address in enumerate(addresses)
+        )
+        return Lab("far", nodes, None, "none", tmp_path)
+
+    assert see_from_here(lab("127.0.0.1", "192.0.2.1")) == {}
+    assert _knock("127.0.0.1", mute) == "open"
+    assert _knock("127.0.0.1", free_port()) == "refused"
 
 
 def test_the_loopback_lab_is_checked_without_ssh(mute: int, tmp_path: Path) -> None:

@@ -205,6 +205,19 @@ def test_a_port_that_does_not_answer_says_how(state: str, detail: str, says: str
     assert isinstance(verdict.error, PeerUnreachableError)
 
 
+def test_peers_that_meet_the_same_are_named_together() -> None:
+    nodes = (*LAB.nodes, Node("tf2", 2, "10.132.0.4", 2222, SshTarget("h")))
+    extra = ReachFacts(("10.132.0.3",), "refused", 0.1, "")
+    seen = healthy(
+        lab=replace(LAB, nodes=nodes), reach={("tf0", "tf1"): extra, ("tf2", "tf1"): extra}
+    )
+    seen = replace(seen, contacts={**seen.contacts, "tf2": Contact(0.1)}, unreadable={"tf2": "x"})
+    assert result(seen, "port").found == "10.132.0.3:2222 refused the connection from tf0, tf2"
+    mixed = {("tf0", "tf1"): extra, ("tf2", "tf1"): reached(address="10.132.0.3")}
+    found = result(replace(seen, reach=mixed), "port").found
+    assert found == "10.132.0.3:2222 refused the connection from tf0; answers tf2"
+
+
 def test_the_way_back_to_task_0_is_checked_too() -> None:
     view = ReachFacts(("10.132.0.2",), "timed out", 3000.0, "no connection")
     seen = healthy(reach={**healthy().reach, ("tf1", "tf0"): view})
