@@ -31,6 +31,7 @@ CONNECT_TIMEOUT_VARIABLE = "LABCTL_CONNECT_TIMEOUT_S"
 
 _CONNECT_S = 15.0
 _STALL_S = 15.0
+_REFUSED_S = 2.0
 _PUT_BLOCK = 256 * 1024
 _T = TypeVar("_T")
 
@@ -110,16 +111,12 @@ class SshExecutor:
         fresh = self._link is None
         link = self._connected()
         try:
-            return link, open_session(link)
+            return link, self._patiently(lambda: open_session(link))
         except paramiko.ChannelException as error:
-            if self._sftp is None:
-                raise RemoteCommandError(
-                    f"{self._name} ({link.hop.where}) refuses to run commands: {error.text}",
-                    expected="MaxSessions of at least 1 in its sshd_config",
-                ) from error
-            self._sftp.close()
-            self._sftp = None
-            return self._session()
+            raise RemoteCommandError(
+                f"{self._name} ({link.hop.where}) refuses to run commands: {error.text}",
+                expected="MaxSessions of at least 1 in its sshd_config",
+            ) from error
         except (paramiko.SSHException, EOFError, OSError) as error:
             self._drop()
             if fresh or isinstance(error, TimeoutError):
@@ -127,6 +124,20 @@ class SshExecutor:
                     f"the connection to {self._name} ({link.hop.where}) does not answer: {error}"
                 ) from error
             return self._session()
+
+    def _patiently(self, open_channel: Callable[[], _T]) -> _T:
+        """Open a channel; where the server's MaxSessions refuses, give up SFTP's and try for a while."""
+        give_up = time.monotonic() + _REFUSED_S
+        while True:
+            try:
+                return open_channel()
+            except paramiko.ChannelException:
+                if self._sftp is not None:
+                    self._sftp.close()
+                    self._sftp = None
+                elif time.monotonic() >= give_up:
+                    raise
+                time.sleep(0.05)
 
     def _late(
         self, command: Command, argv: Sequence[str], timeout_s: float
@@ -192,7 +203,8 @@ class SshExecutor:
         def write(sftp: paramiko.SFTPClient, guard: Guard) -> None:
             try:
                 # Pipelined writes may fail silently, or only as `Failure`: the size tells.
-                with _vague_errors(), sftp.open(fresh, "wxb") as file:
+                file = sftp.open(fresh, "wxb")
+                with _vague_errors(), file:
                     file.chmod(mode)
                     file.set_pipelined(True)
                     for start in range(0, len(data), _PUT_BLOCK):
@@ -239,7 +251,7 @@ class SshExecutor:
         with Guard(link, _STALL_S) as guard:
             try:
                 if self._sftp is None:
-                    self._sftp = link.transport.open_sftp_client()
+                    self._sftp = self._patiently(link.transport.open_sftp_client)
                 return do(self._sftp, guard)
             except FileNotFoundError:
                 raise

@@ -169,7 +169,7 @@ class Command:
             with contextlib.suppress(EOFError, OSError, paramiko.SSHException):
                 channel.close()
         if not streams.marked:
-            said = (streams.out.take() + streams.err.take()).decode("utf-8", "replace").strip()
+            said = streams.early().decode("utf-8", "replace").strip()
             raise RemoteCommandError(
                 f"the login shell of {self._link.hop.where} did not run the command: "
                 f"{said.splitlines()[-1] if said else f'exit {status}'}",
@@ -351,6 +351,10 @@ class _Streams:
     def marked(self) -> bool:
         """The command was started."""
         return self.pid is not None
+
+    def early(self) -> bytes:
+        """Return what came without a mark."""
+        return b"".join(self._early.values())
 
     def drain(self) -> bool:
         """Take what has arrived, up to a block of each stream; False if there was nothing."""

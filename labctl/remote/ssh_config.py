@@ -49,7 +49,7 @@ class Hop:
         port: TCP port.
         user: Login user.
         key_files: Private keys to try, in order, `~` and tokens expanded.
-        keys_named: The keys were named by somebody; else they are OpenSSH's defaults.
+        named_keys: Those of them that somebody named; the others are OpenSSH's defaults.
         agent: Socket of the agent, None for none.
         identities_only: Only the agent's keys that belong to `key_files` may be tried.
         known_hosts: Files of known host keys, the user's first.
@@ -67,7 +67,7 @@ class Hop:
     port: int
     user: str
     key_files: tuple[Path, ...]
-    keys_named: bool
+    named_keys: frozenset[Path]
     agent: str | None
     identities_only: bool
     known_hosts: tuple[Path, ...]
@@ -198,7 +198,10 @@ def _hop(
         "r": user,
         "u": pwd.getpwuid(os.getuid()).pw_name,
     }
-    keys = [each for each in found.get("identityfile", []) if each.lower() != "none"]
+    listed = [each for each in found.get("identityfile", []) if each.lower() != "none"]
+    given = [] if target.key_file is None else [target.key_file]  # -G leaves out a missing one
+    keys = [*given, *(_path(each, tokens) for each in listed)]
+    named = [*given, *(_path(each, tokens) for each in listed if not _DEFAULT_KEY.match(each))]
     files = [
         each
         for key in ("userknownhostsfile", "globalknownhostsfile")
@@ -212,8 +215,8 @@ def _hop(
         host=host,
         port=port,
         user=user,
-        key_files=tuple(_path(each, tokens) for each in keys),
-        keys_named=not all(_DEFAULT_KEY.match(each) for each in keys),
+        key_files=tuple(dict.fromkeys(keys)),
+        named_keys=frozenset(named),
         agent=_agent(found.get("identityagent", ["SSH_AUTH_SOCK"])[0], tokens),
         identities_only=one("identitiesonly") == "yes",
         known_hosts=tuple(

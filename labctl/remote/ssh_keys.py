@@ -70,7 +70,7 @@ class Identities:
         self._agent = _Agent()
         held = self._agent_keys(hop.agent)
         for path in hop.key_files:
-            self._add_file(path, held, named=hop.keys_named)
+            self._add_file(path, held, named=path in hop.named_keys)
         if not hop.identities_only:
             self.offered += [Identity(_label("agent key", each), each) for each in held.values()]
 
