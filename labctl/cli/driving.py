@@ -17,10 +17,10 @@ from labctl.drive.timing import SystemClock, Timeline, process_age_s
 from labctl.errors import (
     ConnectionLostError,
     DeadlineError,
-    UserInterruptError,
     LabctlError,
     RemoteCommandError,
     UsageError,
+    UserInterruptError,
     WrongResultError,
 )
 from labctl.lab.home import Home
@@ -147,7 +147,7 @@ def live_logs(
             since_s=since_s,
             follow=follow,
         )
-        print_lines(lines, since_s, json=json)
+        print_lines(lines, since_s, json=json, follow=follow)
 
 
 def run_logs(
@@ -173,14 +173,18 @@ def run_logs(
         lines = RunTail(store, entry, nodes, SystemClock()).lines()
     else:
         lines = record_lines(entry, nodes)
-    print_lines(lines, since_s, json=json)
+    print_lines(lines, since_s, json=json, follow=follow)
 
 
-def print_lines(lines: Iterator[LogLine], since_s: float | None, *, json: bool) -> None:
-    """Print log lines on stdout, one a line, as JSON or as text."""
+def print_lines(
+    lines: Iterator[LogLine], since_s: float | None, *, json: bool, follow: bool
+) -> None:
+    """Print log lines on stdout, one a line, as JSON or as text; at once when they are followed."""
     for line in lines:
         if since_s is None or line.t_s >= since_s:
             sys.stdout.write((line.to_json() if json else line.printed()) + "\n")
+            if follow:
+                sys.stdout.flush()
     sys.stdout.flush()
 
 

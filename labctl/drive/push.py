@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+import time
 from collections.abc import Mapping
 
 from labctl.drive.links import Machine
@@ -111,7 +112,7 @@ def _archive(files: Mapping[str, bytes], owner: str, group: str) -> bytes:
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for name, data in files.items():
             member = tarfile.TarInfo(name)
-            member.size, member.mode = len(data), _FILE_MODE
+            member.size, member.mode, member.mtime = len(data), _FILE_MODE, int(time.time())
             member.uname, member.gname = owner, group
             archive.addfile(member, io.BytesIO(data))
     return buffer.getvalue()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,6 +25,8 @@ from labctl.runs.store import Entry
 from labctl.views.text import safe_text
 
 MAX_LINE = 64 * 1024  # a longer line is shown in pieces
+_WAITING = 64  # lines that may wait for a stamp: bounds the memory
+_STAMPED = re.compile(rb"[IWEF]\d{4} \d\d:\d\d:(\d{10}\.\d{1,9}) ")
 EVENTS = "events"
 JOIN_SERVER = "join-server"
 STREAMS = (wire.STDOUT_FILE, wire.STDERR_FILE)
@@ -124,19 +127,40 @@ def _rising(lines: Iterable[LogLine]) -> Iterator[LogLine]:
 
 
 def _stream(path: Path, node: str, source: str, record: RunRecord) -> Iterator[LogLine]:
-    """Yield lines of a stream without times: each at the moment its last byte had arrived."""
+    """Yield lines of a stream without times.
+
+    Each is placed at the moment its last byte had arrived, or earlier: a line that TensorFlow stamped has its
+    own time, and lines before it in the same arrival are not later than it.
+    """
     if not path.exists():
         return
+    offset_s = record.offset_s(record.remote.node)
     end_s = record.origin.unix_s + (record.wall_s or 0.0)
     index = _index(path.with_name(INDEX_FILE), source)
     arrived_s, upto = next(index, (end_s, None))
     place = 0
+    waiting: list[bytes] = []
     with path.open("rb") as file:
         while line := file.readline(MAX_LINE):
             place += len(line)
-            while upto is not None and upto < place:
-                arrived_s, upto = next(index, (end_s, None))
-            yield LogLine(arrived_s, node, source, line.removesuffix(b"\n"))
+            if upto is not None and upto < place:
+                yield from (LogLine(arrived_s, node, source, each) for each in waiting)
+                waiting.clear()
+                while upto is not None and upto < place:
+                    arrived_s, upto = next(index, (end_s, None))
+            waiting.append(line.removesuffix(b"\n"))
+            stamp_s = _stamp(line)
+            if stamp_s is not None or len(waiting) >= _WAITING:
+                t_s = arrived_s if stamp_s is None else min(arrived_s, stamp_s - offset_s)
+                yield from (LogLine(t_s, node, source, each) for each in waiting)
+                waiting.clear()
+    yield from (LogLine(arrived_s, node, source, each) for each in waiting)
+
+
+def _stamp(line: bytes) -> float | None:
+    """Return the Unix time that TensorFlow's logger put at the head of a line, None if there is none."""
+    match = _STAMPED.match(line)
+    return None if match is None else float(match[1])
 
 
 def _index(path: Path, name: str) -> Iterator[tuple[float, int | None]]:
@@ -179,10 +203,13 @@ def _journal(path: Path, node: str, offset_s: float) -> Iterator[LogLine]:
 
 
 def _plain(path: Path, node: str, t_s: float) -> Iterator[LogLine]:
+    """Yield the lines of a loopback join server's stderr: by TensorFlow's stamps, from its start on."""
     if not path.exists():
         return
     with path.open("rb") as file:
         for line in lines_of(file):
+            stamp_s = _stamp(line)
+            t_s = t_s if stamp_s is None else stamp_s
             yield LogLine(t_s, node, JOIN_SERVER, line)
 
 
