@@ -120,8 +120,7 @@ def _check_exit(code: object) -> None:
 
 
 def _from_file(trace: TracebackType | None, path: str) -> TracebackType | None:
-    """Return the part of a traceback that begins in a file, all of it if none does."""
-    part = trace
-    while part is not None and part.tb_frame.f_code.co_filename != path:
-        part = part.tb_next
-    return part or trace
+    """Return the part of a traceback that begins in a file; nothing of it if the file did not even compile."""
+    while trace is not None and trace.tb_frame.f_code.co_filename != path:
+        trace = trace.tb_next
+    return trace

@@ -1,0 +1,185 @@
+"""The experiment on real TensorFlow servers: right results by every way through it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from labctl.node import wire
+from labctl.node.experiments.power import power_computed, product_count
+from labctl.node.wire import MatpowPlan, RunPlan
+
+if TYPE_CHECKING:
+    from tests.integration.node.conftest import Nodes
+
+COMMON = ["interpreter", "wait_for_peers", "import_numpy", "import_tensorflow", "server", "graph"]
+STEPS = ["first_step", "warm_steps"]
+
+
+@pytest.mark.parametrize(
+    "matpow",
+    [
+        MatpowPlan(size=120, algorithm="listing", feed="fed", repeat=3),
+        MatpowPlan(size=64, algorithm="squaring", feed="staged", power=11, repeat=3),
+        MatpowPlan(size=100, algorithm="chain", feed="fed", power=1, repeat=0, inter_op=None),
+        MatpowPlan(size=1, algorithm="chain", feed="staged", power=7, repeat=1, api="tf2"),
+        MatpowPlan(size=80, algorithm="squaring", feed="fed", repeat=3, api="tf2"),
+    ],
+    ids=lambda plan: f"{plan.algorithm}-{plan.feed}-{plan.api}-{plan.size}",
+)
+def test_every_way_gives_the_right_sum(
+    nodes: Nodes, cluster: tuple[str, ...], matpow: MatpowPlan
+) -> None:
+    plan = RunPlan("r", cluster, matpow=matpow, trace=True)
+    run = nodes.client(plan, http_proxy="http://127.0.0.1:9", grpc_proxy="http://127.0.0.1:9")
+
+    assert run.status == wire.EXIT_OK, (run.events, run.stderr[-3000:])
+    assert "http_proxy" in run.of("note")[0]["text"]
+    result = run.one("result")
+    assert result["ok"] is True
+    assert result["relative_error"] <= 1e-5
+    assert result["checked_by"] == "float64"
+    assert result["power_computed"] == power_computed(matpow.power, matpow.algorithm)
+    assert result["products"] == 3 * product_count(matpow.power, matpow.algorithm)
+    assert 0 < result["section_us"] < result["end_to_end_us"]
+
+    session = ["session"] if matpow.api == "session" else []
+    stage = ["stage_inputs"] if matpow.feed == "staged" else []
+    tail = ["traced_step", "verify"]
+    assert run.phases == [*COMMON, *session, "inputs", *stage, *STEPS, *tail]
+    steps = run.of("step")
+    assert [step["index"] for step in steps] == list(range(matpow.repeat + 1))
+    assert [step["kind"] for step in steps] == ["cold"] + ["warm"] * matpow.repeat
+    assert {step["total"] for step in steps} == {matpow.repeat + 1}
+    assert [(peer["peer_task"], peer["state"]) for peer in run.of("peer")] == [
+        (1, "answers"),
+        (2, "answers"),
+    ]
+    assert run.events[0]["event"] == "hello"
+    assert run.events[0]["tensorflow"]
+    assert run.events[-1]["event"] == "bye"
+    _assert_phases_follow_each_other(run.events)
+
+    trace = run.directory / wire.TRACE_FILE
+    if matpow.api == "tf2":
+        assert "no trace" in run.of("note")[-1]["text"]
+        assert not trace.exists()
+    else:  # nothing was folded: each task formed its own products
+        expected = dict.fromkeys(range(3), product_count(matpow.power, matpow.algorithm))
+        assert _products_by_task(trace.read_bytes()) == {t: n for t, n in expected.items() if n}
+
+
+def test_one_host_starts_and_ends_its_own_servers(nodes: Nodes) -> None:
+    nowhere = nodes.addresses(3)  # the lab's own servers are not needed
+    matpow = MatpowPlan(size=64, placement="one-host", repeat=1)
+    run = nodes.client(RunPlan("r", nowhere, matpow=matpow))
+    assert run.status == wire.EXIT_OK, (run.events, run.stderr[-3000:])
+    assert run.one("result")["products"] == 12
+    servers = [hello for hello in run.of("hello") if hello["source"] == "join-server"]
+    assert sorted(hello["task"] for hello in servers) == [1, 2]
+    assert not [hello["pid"] for hello in servers if _alive(hello["pid"])]
+
+
+def test_one_hosts_servers_end_with_a_killed_client(nodes: Nodes) -> None:
+    matpow = MatpowPlan(size=64, placement="one-host", repeat=1_000_000)
+    run = nodes.start(RunPlan("r", nodes.addresses(2), matpow=matpow))
+    run.until(lambda events: any(event["event"] == "ready" for event in events))
+    (pid,) = [e["pid"] for e in run.events() if e.get("source") == "join-server" and "pid" in e]
+    assert _alive(pid)
+    run.process.kill()
+    assert run.finish().status == -signal.SIGKILL
+    deadline = time.monotonic() + 10
+    while _alive(pid):
+        assert time.monotonic() < deadline, f"join server {pid} outlived its client"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("api", wire.APIS)
+def test_one_process_needs_no_server(nodes: Nodes, api: wire.Api) -> None:
+    matpow = MatpowPlan(size=64, placement="one-process", feed="staged", repeat=1, api=api)
+    run = nodes.client(RunPlan("r", nodes.addresses(2), matpow=matpow))
+    assert run.status == wire.EXIT_OK, (run.events, run.stderr[-3000:])
+    assert run.one("result")["products"] == 8
+    assert "wait_for_peers" not in run.phases
+    assert not run.of("peer")
+
+
+@pytest.mark.parametrize("api", wire.APIS)
+def test_gpu_is_never_replaced_by_a_cpu(
+    nodes: Nodes, cluster: tuple[str, ...], api: wire.Api
+) -> None:
+    matpow = MatpowPlan(size=8, device="gpu", repeat=0, api=api)
+    run = nodes.client(RunPlan("r", cluster, matpow=matpow))
+    if run.status == wire.EXIT_OK:
+        pytest.skip("this machine has a GPU that TensorFlow can use")
+    error = run.one("error")
+    assert (run.status, error["kind"]) == (wire.EXIT_FAILED, "no-device")
+    assert re.fullmatch(r"task \d has no GPU device", error["found"])
+    assert not run.of("result")
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _assert_phases_follow_each_other(events: list[dict[str, object]]) -> None:
+    open_phase = None
+    for event in events:
+        if event["event"] == "phase_begin":
+            assert open_phase is None, f"{event['phase']} began inside {open_phase}"
+            open_phase = event["phase"]
+        elif event["event"] == "phase_end":
+            assert event["phase"] == open_phase
+            open_phase = None
+    assert open_phase is None
+
+
+def _products_by_task(step_stats: bytes) -> dict[int, int]:
+    """Return how many products each task ran, from serialised StepStats."""
+    seen = set()
+    for device_stats in _fields(step_stats, 1):
+        (device,) = _fields(device_stats, 1)
+        for node in _fields(device_stats, 2):
+            name = next(_fields(node, 1)).decode()
+            if re.fullmatch(r"MatMul(_\d+)?", name):
+                seen.add((device, name))
+    tasks = [int(re.findall(rb"task:(\d+)", device)[0]) for device, _ in seen]
+    return dict(sorted(Counter(tasks).items()))
+
+
+def _fields(message: bytes, wanted: int) -> Iterator[bytes]:
+    """Yield the length-delimited fields of one number in a protobuf message."""
+    at = 0
+
+    def varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = message[at]
+            at += 1
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+
+    while at < len(message):
+        number, kind = divmod(varint(), 8)
+        if kind == 0:
+            varint()
+        elif kind == 2:
+            size = varint()
+            at += size
+            if number == wanted:
+                yield message[at - size : at]
+        else:
+            at += {1: 8, 5: 4}[kind]
