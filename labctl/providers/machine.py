@@ -146,11 +146,7 @@ def running_nodes(identity: LabIdentity) -> set[str]:
 
 
 def start(identity: LabIdentity, spec: MachineSpec, groups: tuple[Path, ...]) -> Daemon:
-    """Start a machine whose file system is mounted and filled.
-
-    Raises:
-        RemoteCommandError: systemd-nspawn ended at once.
-    """
+    """Start a machine whose file system is mounted and filled; it may end at once and say why on its console."""
     paths = identity.paths(spec.node)
     identity.uv_cache.mkdir(mode=0o755, parents=True, exist_ok=True)
     return start_daemon(

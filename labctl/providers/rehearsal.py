@@ -26,7 +26,7 @@ from labctl.providers.machine import MachineSpec
 DEFAULT_NODES = 2
 READY_TIMEOUT_S = 120.0  # eight machines booting on two cores take a fraction of it
 _ANSWER_TIMEOUT_S = 20.0  # a machine that ran before and is mute for so long is started anew
-_SLICE_S = 5.0  # of waiting in one ssh; between two the machine's process is looked at
+_SLICE_S = 3.0  # of waiting in one ssh; between two the machine's process is looked at
 
 
 class RehearsalProvider:
@@ -78,8 +78,17 @@ class RehearsalProvider:
         inventory.check_writable(self._home.inventory(lab))
         identity = LabIdentity.of(self._home.root, lab)
         identity.check_state_dir()
-        with hold(identity.lock_file, f"labctl up for lab {lab}"):
-            _Build(identity, self._home, resolver, report).run(options)
+        umask = os.umask(0o022)  # machines have users of their own; what is private is made so
+        try:
+            with hold(identity.lock_file, f"labctl up for lab {lab}"):
+                _Build(identity, self._home, resolver, report).run(options)
+        except KeyboardInterrupt:
+            report(
+                f"what was made so far stays: labctl up --lab {lab} completes it, labctl down removes it"
+            )
+            raise
+        finally:
+            os.umask(umask)
         return self.status(lab)
 
 

@@ -46,7 +46,7 @@ def hosts_text(subnet: IPv4Network, nodes: int) -> str:
 
 
 def resolver_text(candidates: list[tuple[str, str]]) -> str:
-    """Return the first resolv.conf whose servers a machine can reach: none on the loopback.
+    """Return the first resolv.conf with servers that a machine can reach: IPv4, not on the loopback.
 
     Args:
         candidates: (path, content).
@@ -56,7 +56,7 @@ def resolver_text(candidates: list[tuple[str, str]]) -> str:
     """
     for _, text in candidates:
         servers = re.findall(r"^\s*nameserver\s+(\S+)", text, re.MULTILINE)
-        usable = [each for each in servers if not each.startswith("127.") and each != "::1"]
+        usable = [each for each in servers if ":" not in each and not each.startswith("127.")]
         if usable:
             kept = [
                 line
@@ -66,7 +66,7 @@ def resolver_text(candidates: list[tuple[str, str]]) -> str:
             return "\n".join([*(f"nameserver {each}" for each in usable), *kept]) + "\n"
     raise ConfigError(
         "this host has no name server that a machine could ask",
-        expected=f"a nameserver off the loopback in one of {', '.join(path for path, _ in candidates)}",
+        expected=f"an IPv4 nameserver off the loopback in one of {', '.join(path for path, _ in candidates)}",
         do="add one to /etc/resolv.conf of this host",
     )
 

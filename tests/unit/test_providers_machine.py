@@ -71,6 +71,8 @@ def test_resolver_is_the_first_that_a_machine_can_reach() -> None:
     stub = ("/etc/resolv.conf", "nameserver 127.0.0.53\noptions edns0\n")
     real = ("/run/systemd/resolve/resolv.conf", "nameserver 192.0.2.53\nsearch lan\n")
     assert rootfs.resolver_text([stub, real]) == "nameserver 192.0.2.53\nsearch lan\n"
+    mixed = ("/etc/resolv.conf", "nameserver 2001:db8::53\nnameserver 192.0.2.53\n")
+    assert rootfs.resolver_text([mixed]) == "nameserver 192.0.2.53\n"
     with pytest.raises(ConfigError, match="no name server"):
         rootfs.resolver_text([stub])
 
