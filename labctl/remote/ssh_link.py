@@ -32,6 +32,7 @@ from labctl.remote.ssh_keys import Identities
 _RETRY_S = 0.5
 _MOST_HOPS = 8
 _MOST_KEYS = 5  # sshd hangs up after six by default
+_NOT_FOUND = ("126", "127")  # what a shell says of a command that it cannot start
 _RSA = ("rsa-sha2-512", "rsa-sha2-256")
 
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -153,7 +154,7 @@ class _Opening:
         if hop.proxy_command is not None:
             proxy = _ProxyCommand(hop.proxy_command)
             closers.callback(proxy.close)
-            return proxy.open
+            return lambda: self._by_command(proxy, hop)
         if hop.jumps:
             last = jump_target(hop.jumps[-1], hop.jumps[:-1], hop.config_args)
             gate = self.open(resolve(last, self._node), before)
@@ -199,6 +200,15 @@ class _Opening:
             raise NoSshYetError(f"{gate.hop.where} says: {error.text}") from error
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise self._unreachable(hop, f"{gate.hop.where} was lost: {error}") from error
+
+    def _by_command(self, proxy: _ProxyCommand, hop: Hop) -> socket.socket:
+        ended = proxy.ended()
+        proxy.close()
+        if ended is not None and (
+            ended.startswith(_NOT_FOUND) or time.monotonic() + 2 * _RETRY_S >= self._deadline
+        ):
+            raise self._unreachable(hop, f"its ProxyCommand ended with {ended}")
+        return proxy.open()
 
     def _unreachable(self, hop: Hop, cause: str) -> HostUnreachableError:
         return HostUnreachableError(
@@ -315,9 +325,7 @@ class _ProxyCommand:
         self._said: IO[bytes] | None = None
 
     def open(self) -> socket.socket:
-        """Start the command anew."""
-        self._check()
-        self.close()
+        """Start the command."""
         ours, theirs = socket.socketpair()
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 closed by close()
         with theirs:
@@ -330,15 +338,13 @@ class _ProxyCommand:
             )
         return ours
 
-    def _check(self) -> None:
-        if self._process is None or self._said is None or self._process.poll() in {None, 0}:
-            return
+    def ended(self) -> str | None:
+        """Return its exit status and last words, None if it runs or was never started."""
+        if self._process is None or self._said is None or self._process.poll() is None:
+            return None
         self._said.seek(0)
         lines = self._said.read().decode("utf-8", "replace").strip().splitlines()
-        raise HostUnreachableError(
-            f"ProxyCommand ended with {self._process.returncode}"
-            f"{': ' + lines[-1] if lines else ''}: {self._command}"
-        )
+        return f"{self._process.returncode}{': ' + lines[-1] if lines else ''}"
 
     def close(self) -> None:
         """End the command. May be called twice."""

@@ -323,9 +323,14 @@ def test_proxy_command_is_the_connection(sshd: Sshd, tmp_path: Path) -> None:
     )
     text = sshd.ssh_config("node", f"ProxyCommand python3 {relay} %h %p")
     assert hello(config_target(tmp_path, text)) == "hello"
-    text = sshd.ssh_config("node", "ProxyCommand echo 'gate is shut' >&2; exit 3")
+    text = sshd.ssh_config("node", "ProxyCommand sh -c \"echo 'gate is shut' >&2; exit 3\"")
     with pytest.raises(HostUnreachableError, match=r"ProxyCommand ended with 3: gate is shut"):
-        hello(config_target(tmp_path, text), timeout_s=10)
+        hello(config_target(tmp_path, text), timeout_s=2)
+    text = sshd.ssh_config("node", "ProxyCommand labctl-no-such-program")
+    started = time.monotonic()
+    with pytest.raises(HostUnreachableError, match=r"ProxyCommand ended with 127: .*not found"):
+        hello(config_target(tmp_path, text), timeout_s=60)
+    assert time.monotonic() - started < 30
 
 
 # Peers that are not there, not yet, or no more
