@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labctl.errors import RecordError
+from labctl.runs.record import (
+    ClockSample,
+    Failure,
+    NodeFacts,
+    Origin,
+    Owner,
+    Parameters,
+    RemoteRun,
+    RunRecord,
+    ServerState,
+    Span,
+    StoredFile,
+    UnitEnded,
+    from_text,
+    read_record,
+    to_text,
+    write_record,
+)
+
+RUN_ID = "20261130T141502Z-3fa9c1"
+
+
+def full_record() -> RunRecord:
+    return RunRecord(
+        run_id=RUN_ID,
+        lab="rehearsal",
+        provider="rehearsal",
+        outcome="failed",
+        parameters=Parameters("script", False, True, 60.0, script="x.py", args=("-a", "é")),
+        tasks=2,
+        origin=Origin(1796048102.5, 12.25, "boot"),
+        remote=RemoteRun("tf0", "/var/lib/labctl/runs/x", "labctl-run.service", "b0", 5.0),
+        nodes=(NodeFacts("tf0", 0, "10.132.0.2:2222", {"python": "3.11.2"}, 2, "EPYC", "b0"),),
+        labctl_version="0.1.0",
+        payload_sha256="aa",
+        spec_sha256="bb",
+        tags={"why": "test"},
+        owner=Owner(1, 2, "host", "boot"),
+        checks={"ok": 14},
+        spans=(Span("push", "labctl", 0.5, 0.25, "labctl"),),
+        clock=(ClockSample("tf0", 0.1, -0.002, 0.001),),
+        servers_before=(ServerState("tf1", "active", "i", 3.0, "b1"),),
+        unit_end=UnitEnded("exit-code", "exited", "11", 9.5),
+        failure=Failure("script", "it failed"),
+        warnings=("watch out",),
+        files=(StoredFile("events.jsonl", "tf0", 3, "cc"),),
+        wall_s=4.5,
+    )
+
+
+def stored(tmp_path: Path) -> Path:
+    folder = tmp_path / RUN_ID
+    folder.mkdir()
+    write_record(folder, full_record())
+    return folder
+
+
+def test_record_survives_the_file(tmp_path: Path) -> None:
+    assert read_record(stored(tmp_path)) == full_record()
+
+
+def test_unknown_fields_of_the_same_format_are_no_damage() -> None:
+    data = json.loads(to_text(full_record()))
+    data["later"] = {"x": 1}
+    data["parameters"]["later"] = 2
+    assert from_text(json.dumps(data), "x") == full_record()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"format": 2}, "update labctl"),
+        ({"format": True}, "no integer"),
+        ({"format": "1"}, "no integer"),
+        ({"format": 0}, "no integer"),
+        ({"outcome": "fine"}, "outcome"),
+        ({"tasks": "2"}, "tasks"),
+        ({"wall_s": "long"}, "wall_s"),
+        ({"origin": None}, "origin"),
+        ({"clock": [{"node": "tf0"}]}, "clock[0].at_s is missing"),
+        ({"tags": {"a": 1}}, "tags.a"),
+        ({"spans": {}}, "spans"),
+    ],
+)
+def test_what_cannot_be_read_is_said(change: dict[str, Any], said: str) -> None:
+    data = {**json.loads(to_text(full_record())), **change}
+    with pytest.raises(RecordError) as caught:
+        from_text(json.dumps(data), "run.json")
+    assert caught.value.exit_code == 8
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"format": 1}'])
+def test_damaged_files_are_record_errors(tmp_path: Path, content: bytes) -> None:
+    folder = stored(tmp_path)
+    (folder / "run.json").write_bytes(content)
+    with pytest.raises(RecordError, match="damaged"):
+        read_record(folder)
+
+
+def test_a_directory_without_a_record_and_one_of_another_run_are_damaged(tmp_path: Path) -> None:
+    folder = stored(tmp_path)
+    moved = folder.rename(tmp_path / "20261130T141502Z-000000")
+    with pytest.raises(RecordError, match=f"is of run {RUN_ID}"):
+        read_record(moved)
+    (moved / "run.json").unlink()
+    with pytest.raises(RecordError, match=r"has no run\.json"):
+        read_record(moved)
+
+
+def test_a_write_that_fails_leaves_the_old_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = stored(tmp_path)
+
+    def no_space(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("labctl.runs.atomic.os.fsync", no_space)
+    with pytest.raises(OSError, match="No space"):
+        write_record(folder, replace(full_record(), outcome="ok"))
+    monkeypatch.undo()
+    assert read_record(folder).outcome == "failed"
+    assert [path.name for path in folder.iterdir()] == ["run.json"]
+
+
+def test_offset_is_that_of_the_tightest_measurement() -> None:
+    samples = (ClockSample("tf0", 0, 0.5, 0.1), ClockSample("tf0", 9, 0.4, 0.01))
+    record = replace(full_record(), clock=samples, origin=Origin(1000.0, 0.0, "b"))
+    assert record.offset_s("tf0") == 0.4
+    assert record.offset_s("tf7") == 0.0
+    assert record.since_origin_s("tf0", 1002.4) == pytest.approx(2.0)
