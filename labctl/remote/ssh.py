@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import paramiko
 
 from labctl.errors import (
+    ConfigError,
     ConnectionLostError,
     DeadlineError,
     RemoteCommandError,
@@ -47,6 +48,9 @@ class SshExecutor:
         target: Where it is, before OpenSSH's configuration.
         known_hosts: Files of host keys that count before OpenSSH's own.
         connect_timeout_s: Seconds until a connection must stand.
+
+    Raises:
+        ConfigError: `LABCTL_CONNECT_TIMEOUT_S` is no number of seconds.
     """
 
     def __init__(
@@ -60,8 +64,7 @@ class SshExecutor:
         self._name = name
         self._target = target
         self._known_hosts = tuple(known_hosts)
-        given = os.environ.get(CONNECT_TIMEOUT_VARIABLE)
-        self._connect_s = connect_timeout_s or (float(given) if given else None)
+        self._connect_s = connect_timeout_s or _connect_timeout_of_environment()
         self._link: Link | None = None
         self._sftp: paramiko.SFTPClient | None = None
 
@@ -283,6 +286,22 @@ class SshExecutor:
         shown = self.run(["df", "-Pk", "--", path], timeout_s=OPEN_S)
         fields = shown.text.splitlines()[-1].split() if shown.ok else []
         return int(fields[3]) * 1024 if len(fields) >= 4 and fields[3].isdigit() else 0
+
+
+def _connect_timeout_of_environment() -> float | None:
+    text = os.environ.get(CONNECT_TIMEOUT_VARIABLE)
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ConfigError(
+            f"{CONNECT_TIMEOUT_VARIABLE}={text!r} is no number of seconds",
+            expected="a number above 0, e.g. 30",
+        )
+    return seconds
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -211,6 +212,18 @@ def test_deadline_kills_the_command_and_its_children(rig: Rig) -> None:
     assert gone(f"sleep {mark}")
     argv = rig.script(["echo", "usable"], Reply(b"usable\n"))
     assert rig.executor.run(argv, timeout_s=20).text == "usable"
+
+
+def test_interrupt_kills_the_command(rig: Rig) -> None:
+    if not rig.is_real:
+        pytest.skip("a command in memory takes no time")
+    mark = f"4{os.getpid()}{time.time_ns() % 100000}"
+    timer = threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        rig.executor.run(["sh", "-c", f"sleep {mark} & exec sleep {mark}"], timeout_s=60)
+    timer.join()
+    assert gone(f"sleep {mark}")
 
 
 def test_child_left_behind_does_not_hold_the_call(rig: Rig) -> None:

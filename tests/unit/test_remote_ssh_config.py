@@ -3,6 +3,8 @@ from __future__ import annotations
 import pytest
 
 from labctl.errors import ConfigError, InventoryError
+from labctl.lab.model import SshTarget
+from labctl.remote.ssh import SshExecutor
 from labctl.remote.ssh_config import check_options, jump_target
 
 
@@ -73,3 +75,12 @@ def test_jump_goes_through_those_before_it() -> None:
 def test_what_is_no_jump_host_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is no jump host"):
         jump_target(text, (), ())
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "inf", "nan"])
+def test_connect_timeout_that_is_no_time_is_refused(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("LABCTL_CONNECT_TIMEOUT_S", text)
+    with pytest.raises(ConfigError, match="LABCTL_CONNECT_TIMEOUT_S"):
+        SshExecutor("tf1", SshTarget("node"))
