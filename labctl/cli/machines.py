@@ -77,8 +77,8 @@ def down(
         console.say(f"kept {path}: it is yours")
     if receipt.left:
         raise RefusedError(
-            f"lab {name}: {len(receipt.left)} things are left",
-            expected="zero left",
+            f"lab {name} is not gone: {receipt.left[0]}",
+            expected="nothing left",
             do="labctl down again, or labctl down --force to forget them",
         )
 

@@ -187,5 +187,5 @@ def failed_to_start(identity: LabIdentity, node: str, why: str) -> RemoteCommand
     tail = "\n".join(f"    {line}" for line in console_tail(paths)) or "    (nothing)"
     return RemoteCommandError(
         f"{node} did not come up: {why}; its console ends with\n{tail}",
-        do=f"read {paths.console}, then labctl up again",
+        do=f"read {paths.console}; labctl down and labctl up make the machine anew",
     )

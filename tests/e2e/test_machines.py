@@ -219,6 +219,18 @@ def test_up_starts_a_mute_machine_anew(extra: ExtraLab) -> None:
     assert extra.boot_id("tf0") != boot
 
 
+def test_a_machine_that_cannot_boot_shows_its_console(extra: ExtraLab) -> None:
+    extra.up("--nodes", "2")
+    extra.kill("tf1")
+    (extra.identity.paths("tf1").root / "usr/lib/systemd/systemd").unlink()
+    done = extra.shared.labctl("up", "--lab", EXTRA)
+    assert done.returncode == 5
+    assert "tf1 did not come up: systemd-nspawn ended" in done.stderr
+    assert "No such file or directory" in done.stderr
+    assert extra.ssh("tf0", "hostname") == "tf0"
+    assert extra.down()["left"] == []
+
+
 def test_nodes_up_and_down(extra: ExtraLab) -> None:
     extra.up("--nodes", "1")
     boot = extra.boot_id("tf0")
