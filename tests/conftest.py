@@ -217,7 +217,9 @@ def clear_lab_root(lab: RehearsalLab) -> None:
                 and each.name not in {"example", "loopback"}
             }
     for name in sorted(names):
-        lab.labctl("down", "--lab", name, "--force", timeout_s=300, check=True)
+        done = lab.labctl("down", "--lab", name, "--force", timeout_s=300)
+        # 3: an inventory that a test wrote by hand, with no machines of ours behind it.
+        assert done.returncode in {0, 3}, done.stderr
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(lab.root)
     lab.root.mkdir(mode=0o700)
