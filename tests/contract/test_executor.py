@@ -214,9 +214,8 @@ def test_deadline_kills_the_command_and_its_children(rig: Rig) -> None:
     assert rig.executor.run(argv, timeout_s=20).text == "usable"
 
 
+@pytest.mark.parametrize("rig", ["local", "ssh"], indirect=True)
 def test_interrupt_kills_the_command(rig: Rig) -> None:
-    if not rig.is_real:
-        pytest.skip("a command in memory takes no time")
     mark = f"4{os.getpid()}{time.time_ns() % 100000}"
     timer = threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
@@ -294,9 +293,8 @@ def test_no_space_left_is_said_and_leaves_nothing(rig: Rig) -> None:
             subprocess.run(["umount", rig.folder], check=True)
 
 
+@pytest.mark.parametrize("rig", ["local", "ssh"], indirect=True)
 def test_put_without_its_folder_is_an_error(rig: Rig) -> None:
-    if not rig.is_real:
-        pytest.skip("files in memory have no folders")
     with pytest.raises(RemoteCommandError, match="on node"):
         rig.executor.put(b"x", f"{rig.folder}/none/file")
 
