@@ -7,7 +7,6 @@ here is `os._exit`, after the events and streams are written.
 from __future__ import annotations
 
 import os
-import re
 import sys
 import threading
 import time
@@ -21,7 +20,7 @@ from . import host, limits, wire
 from .children import STARTUP_S_PER_TASK, Children, start_children
 from .cluster import Peers, peers_lost, report_peer, wait_for_peers
 from .errors import (
-    NO_DEVICE,
+    HINTS,
     OUT_OF_RANGE,
     PEER_KINDS,
     PEER_LOST,
@@ -30,6 +29,7 @@ from .errors import (
     bad_plan,
     classify,
     shorten,
+    summarise,
 )
 from .events import EventLog
 from .experiments.power import power_computed
@@ -105,9 +105,9 @@ class _Client:
         """Report an exception and return the exit status it means."""
         fields: dict[str, Any]
         if isinstance(error, NodeError):
-            fields, status, text = error.fields(), error.status, str(error)
+            fields, status = error.fields(), error.status
         else:
-            fields, status, text = _explain(error), wire.EXIT_FAILED, ""
+            fields, status = _explain(error), wire.EXIT_FAILED
         if fields["kind"] in PEER_KINDS and status != wire.EXIT_PEER_LOST:
             status, extra = self._blame(status)
             fields.update(extra)
@@ -115,7 +115,10 @@ class _Client:
             traceback.print_exception(error)
         with suppress(OSError):  # a full disk must not keep the process from ending
             self._events.emit(wire.ERROR, **fields)
-        sys.stderr.write(f"labctl client: {text or fields['message']}\n")
+        if fields["detail"]:
+            sys.stderr.write(f"{fields['detail']}\n")
+        text = NodeError(fields["message"], expected=fields["expected"], do=fields["do"])
+        sys.stderr.write(f"labctl client: {text}\n")
         return status
 
     def leave(self, status: int) -> NoReturn:
@@ -134,7 +137,7 @@ class _Client:
             return status, {}
         lost = peers_lost(self._peers.addresses, silent, "any more")
         return wire.EXIT_PEER_LOST, {
-            "kind": PEER_LOST, "found": lost.found, "expected": lost.expected, "do": lost.do,
+            "kind": PEER_LOST, "message": lost.found, "expected": lost.expected, "do": lost.do,
         }  # fmt: skip
 
     def _await_peers(
@@ -300,18 +303,18 @@ def _read_plan(path: str) -> RunPlan:
 
 def _explain(error: BaseException) -> dict[str, Any]:
     """Return the fields of the `error` event of an exception that is not ours."""
-    message = shorten(getattr(error, "message", None) or str(error))
+    detail = shorten(getattr(error, "message", None) or str(error))
     name = type(error).__name__
-    fields: dict[str, Any] = {"kind": classify(name, message), "type": name, "message": message}
-    if fields["kind"] == NO_DEVICE:
-        asked = re.search(r"/job:\w+(?:/replica:0)?/task:(\d+)/device:(\w+):\d+", message)
-        who = f"task {asked[1]} has no {asked[2]} device" if asked else "a device is missing"
-        fields.update(
-            found=who,
-            expected="a GPU that TensorFlow can use on every task",
-            do="labctl run --cpu, or nodes with GPUs",
-        )
-    return fields
+    kind = classify(name, detail)
+    expected, do = HINTS.get(kind, (None, None))
+    return {
+        "kind": kind,
+        "type": name,
+        "message": summarise(kind, name, detail),
+        "expected": expected,
+        "do": do,
+        "detail": detail,
+    }
 
 
 def _flush() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from . import wire
@@ -20,9 +21,61 @@ OUT_OF_RANGE = "out-of-range"  # float32 cannot hold the result
 SCRIPT = "script"
 UNEXPECTED = "unexpected"
 
+# What was expected and what helps, for kinds that TensorFlow's own words leave open.
+HINTS: dict[str, tuple[str, str]] = {
+    PEER_RESTARTED: (
+        "the same server process on every task for the whole run",
+        "labctl logs last shows why it restarted; then run again",
+    ),
+    PEER_UNAVAILABLE: (
+        "every task reaching every other, task 0's port included, with the same cluster spec",
+        "labctl check",
+    ),
+    WRONG_CLUSTER: (
+        "each address of the cluster spec leading to the task that it names",
+        "labctl check compares the specs and what the names resolve to",
+    ),
+    NO_DEVICE: (
+        "a GPU that TensorFlow can use on every task",
+        "labctl run --cpu, or nodes with GPUs",
+    ),
+    OUT_OF_MEMORY: ("room for the matrices on every task", "a smaller --size, or fewer tasks here"),
+}
+
 PEER_KINDS = frozenset({PEER_LOST, PEER_RESTARTED, PEER_UNAVAILABLE})
 
 _LONGEST_MESSAGE = 1500
+_HEADING = re.compile(
+    r"Graph execution error|=+$|([A-Z_]+: )?From /job|Detected at node|<stack traces|\d+ root error"
+)
+
+# What was expected and what helps, for kinds that TensorFlow's own words leave open.
+HINTS: dict[str, tuple[str, str]] = {
+    PEER_RESTARTED: (
+        "the same server process on every task for the whole run",
+        "labctl logs last shows why it restarted; then run again",
+    ),
+    PEER_UNAVAILABLE: (
+        "every task reaching every other, task 0's port included, with the same cluster spec",
+        "labctl check",
+    ),
+    WRONG_CLUSTER: (
+        "each address of the cluster spec leading to the task that it names",
+        "labctl check compares the specs and what the names resolve to",
+    ),
+    NO_DEVICE: (
+        "a GPU that TensorFlow can use on every task",
+        "labctl run --cpu, or nodes with GPUs",
+    ),
+    OUT_OF_MEMORY: ("room for the matrices on every task", "a smaller --size, or fewer tasks here"),
+}
+
+PEER_KINDS = frozenset({PEER_LOST, PEER_RESTARTED, PEER_UNAVAILABLE})
+
+_LONGEST_MESSAGE = 1500
+_HEADING = re.compile(
+    r"Graph execution error|=+$|From /job|Detected at node|<stack traces|\d+ root error"
+)
 
 
 class NodeError(Exception):
@@ -66,15 +119,31 @@ class NodeError(Exception):
             "kind": self.kind,
             "type": type(self).__name__,
             "message": self.found,
-            "found": self.found,
             "expected": self.expected,
             "do": self.do,
+            "detail": None,
         }
 
 
 def bad_plan(found: str, *, expected: str, do: str) -> NodeError:
     """Return the error for a plan that cannot be run."""
     return NodeError(found, expected=expected, do=do, kind=BAD_PLAN, status=wire.EXIT_BAD_PLAN)
+
+
+def summarise(kind: str, type_name: str, message: str) -> str:
+    """Return one line that says what a message is about; TensorFlow's own often begin with headings.
+
+    Args:
+        kind: Its kind.
+        type_name: Name of the exception's class.
+        message: Its text.
+    """
+    if kind == NO_DEVICE:
+        asked = re.search(r"/job:\w+(?:/replica:0)?/task:(\d+)/device:(\w+):\d+", message)
+        return f"task {asked[1]} has no {asked[2]} device" if asked else "a device is missing"
+    lines = [line.strip() for line in message.splitlines()]
+    telling = [line for line in lines if line and not _HEADING.match(line)] or ["no message"]
+    return f"{type_name}: {telling[0][:300]}"
 
 
 def shorten(text: str) -> str:

@@ -17,8 +17,11 @@ MAX_LISTING_POWER = 900  # Python's recursion limit is 1000
 MESSAGE_BYTES = 2**31 - 2**16  # protobuf's limit, less room for the rest of the message
 PROCESS_BYTES = 600 * 2**20  # a process that has imported TensorFlow and built a server
 
-# The float64 check repeats the whole computation; past this many operations a random-vector identity takes over.
-FLOAT64_CHECK_FLOP = 5e10
+# What a check costs on one core, measured with OpenBLAS: seconds for each of L^3 elements of a float64 product,
+# and for each of L^2 elements of a float32 matrix that is widened and multiplied by a few columns.
+_FLOAT64_PRODUCT_S = 1e-10
+_RANDOM_VECTOR_S = 5e-9
+_FLOAT64_CHECK_WITHIN_S = 2.5
 
 _FLOAT32_MAX_LOG10 = 38.53
 _FLOAT32_MIN_LOG10 = -37.9
@@ -81,11 +84,13 @@ def estimate_bytes(plan: MatpowPlan, tasks: int) -> tuple[int, ...]:
 
 
 def check_method(plan: MatpowPlan, tasks: int) -> str:
-    """Return how the result is checked: `float64` or `random-vector`."""
+    """Return how the result is checked: `float64`, or `random-vector` where that would take too long."""
     power = power_computed(plan.power, plan.algorithm)
     products = power.bit_length() + power.bit_count()  # numpy squares, too
-    flop = 2.0 * plan.size**3 * products * tasks
-    return "float64" if flop <= FLOAT64_CHECK_FLOP else "random-vector"
+    float64_s = _FLOAT64_PRODUCT_S * plan.size**3 * products * tasks
+    random_vector_s = _RANDOM_VECTOR_S * plan.size**2 * power * tasks
+    cheap = float64_s <= max(_FLOAT64_CHECK_WITHIN_S, random_vector_s)
+    return "float64" if cheap else "random-vector"
 
 
 def listing_log10(plan: MatpowPlan, tasks: int) -> float:

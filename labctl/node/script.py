@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from . import wire
-from .errors import SCRIPT, NodeError, classify, shorten
+from .errors import SCRIPT, UNEXPECTED, NodeError, classify, shorten, summarise
 from .wire import ScriptPlan
 
 
@@ -26,22 +26,22 @@ class ScriptError(NodeError):
         script_exit: The exit status that Python would have given.
         kind: A kind of `errors`.
         type_name: Name of the exception's class.
-        message: Its text.
+        detail: Its text.
     """
 
     def __init__(
-        self, found: str, script_exit: int, kind: str, type_name: str, message: str
+        self, found: str, script_exit: int, kind: str, type_name: str, detail: str | None = None
     ) -> None:
         super().__init__(found, do="its output and traceback are in the run's logs", kind=kind)
         self.script_exit = script_exit
         self._type_name = type_name
-        self._message = message
+        self._detail = detail
 
     def fields(self) -> dict[str, Any]:
         return {
             **super().fields(),
             "type": self._type_name,
-            "message": self._message,
+            "detail": self._detail,
             "script_exit": self.script_exit,
         }
 
@@ -85,14 +85,14 @@ def run_script(plan: ScriptPlan, cluster: tuple[str, ...], directory: Path) -> N
     except BaseException as error:
         error.__traceback__ = _from_file(error.__traceback__, path)
         traceback.print_exception(error)
-        message, name = shorten(str(error)), type(error).__name__
-        kind = classify(name, message)
+        detail, name = shorten(str(error)), type(error).__name__
+        kind = classify(name, detail)
         raise ScriptError(
-            f"{plan.file} raised {name}: {message.partition(chr(10))[0]}",
+            f"{plan.file} raised {summarise(kind, name, detail)}",
             script_exit=1,
-            kind=SCRIPT if kind == "unexpected" else kind,
+            kind=SCRIPT if kind == UNEXPECTED else kind,
             type_name=name,
-            message=message,
+            detail=detail,
         ) from error
 
 
@@ -111,11 +111,11 @@ def _check_exit(code: object) -> None:
     if not isinstance(code, int):
         sys.stderr.write(f"{code}\n")
     raise ScriptError(
-        f"the script ended with exit status {status}",
+        f"the script ended with exit status {status}"
+        + ("" if isinstance(code, int) else f": {code}"),
         script_exit=status,
         kind=SCRIPT,
         type_name="SystemExit",
-        message=shorten(str(code)),
     )
 
 

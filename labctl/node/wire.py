@@ -44,7 +44,8 @@ PHASE_END = "phase_end"  # phase, duration_ns; `failed` is true and present only
 STEP = "step"  # index (0 first), kind (`cold`|`warm`), total (all steps planned), duration_ns
 RESULT = "result"  # ok, relative_error, tolerance, power_computed, products, norm, checked_by, and
 # `section_us`, `end_to_end_us`
-ERROR = "error"  # kind (`errors.py`), type, message; where known found, expected, do; of a script script_exit
+ERROR = "error"  # kind (`errors.py`), type, message (one line), expected, do, detail (TensorFlow's own words), and
+# `script_exit` of a script
 PEER = "peer"  # peer_task, address, state (`answers`|`refused`|`timed out`|`not resolvable`|`not gRPC`), detail
 READY = "ready"  # address: the join server's own port answers
 NOTE = "note"  # text

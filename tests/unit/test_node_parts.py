@@ -175,11 +175,32 @@ def test_shortened_message_has_no_log_tail_and_an_end() -> None:
     assert len(errors.shorten("x" * 10_000)) < 2000
 
 
+@pytest.mark.parametrize(
+    ("kind", "message", "summary"),
+    [
+        ("unexpected", "bad value\nmore", "X: bad value"),
+        ("unexpected", "", "X: no message"),
+        (
+            "peer-unavailable",
+            "Graph execution error:\n\n=====\nUNAVAILABLE: From /job:local/task:1:\nSocket closed\nmore",
+            "X: Socket closed",
+        ),
+        (
+            "no-device",
+            "Cannot assign a device: /job:local/replica:0/task:1/device:GPU:0 is not there",
+            "task 1 has no GPU device",
+        ),
+    ],
+)
+def test_summary_is_the_telling_line(kind: str, message: str, summary: str) -> None:
+    assert errors.summarise(kind, "X", message) == summary
+
+
 def test_error_text_and_fields_have_the_three_parts() -> None:
     error = errors.bad_plan("seen", expected="wanted", do="act")
     assert str(error) == "seen\n  expected  wanted\n  do        act"
     assert error.fields()["kind"] == "bad-plan"
-    assert (error.fields()["found"], error.fields()["do"]) == ("seen", "act")
+    assert (error.fields()["message"], error.fields()["do"]) == ("seen", "act")
 
 
 @dataclass(frozen=True)

@@ -195,6 +195,10 @@ def test_one_host_needs_all_tasks_memory_here() -> None:
 def test_large_results_are_checked_by_random_vectors() -> None:
     assert limits.check_method(MatpowPlan(size=1000), 2) == "float64"
     assert limits.check_method(MatpowPlan(size=8000), 2) == "random-vector"
+    long = MatpowPlan(
+        size=2000, power=10_000
+    )  # so many factors that squaring in float64 costs less
+    assert limits.check_method(long, 2) == "float64"
 
 
 def test_script_must_lie_in_the_run_directory(tmp_path: Path) -> None:

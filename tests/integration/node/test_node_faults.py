@@ -29,7 +29,7 @@ def test_absent_peer_is_named_and_refused(nodes: Nodes) -> None:
     error = run.one("error")
     assert run.status == wire.EXIT_PEER_LOST
     assert error["kind"] == "peer-lost"
-    assert f"task 1 at {addresses[1]}: refused" in error["found"]
+    assert f"task 1 at {addresses[1]}: refused" in error["message"]
     assert addresses[1].encode() in run.stderr
     assert "import_tensorflow" not in run.phases
     assert [peer["state"] for peer in run.of("peer")] == ["refused"]
@@ -75,7 +75,7 @@ def test_impossible_plan_is_refused_at_once(nodes: Nodes, matpow: MatpowPlan, wo
     run = nodes.client(RunPlan("r", nodes.addresses(2), matpow=matpow))
     error = run.one("error")
     assert run.status == wire.EXIT_BAD_PLAN
-    assert words in error["found"]
+    assert words in error["message"]
     assert error["expected"]
     assert error["do"]
     assert run.phases == ["interpreter"]
@@ -190,9 +190,21 @@ def test_peer_that_goes_and_stays_away_ends_the_run(
     assert run.status == wire.EXIT_PEER_LOST
     error = run.one("error")
     assert error["kind"] == "peer-lost"
-    assert f"task 1 at {addresses[1]}: {state}" in error["found"]
+    assert f"task 1 at {addresses[1]}: {state}" in error["message"]
     assert run.events[-1]["event"] == "bye"
     server.kill()
+
+
+def test_peer_that_cannot_reach_task_0_is_told_from_a_lost_one(nodes: Nodes) -> None:
+    addresses, stale = nodes.addresses(2), nodes.addresses(1)
+    server = nodes.ready_server(nodes.spec_file((*stale, addresses[1])), 1)
+    run = nodes.client(RunPlan("r", addresses, matpow=MatpowPlan(size=100, feed="fed")))
+    server.kill()
+    error = run.one("error")
+    assert (run.status, error["kind"]) == (wire.EXIT_FAILED, "peer-unavailable")
+    assert stale[0] in error["message"]
+    assert "task 0's port included" in error["expected"]
+    assert error["do"] == "labctl check"
 
 
 def test_restarted_peer_is_told_from_a_lost_one(nodes: Nodes) -> None:
@@ -270,7 +282,7 @@ def test_script_that_hangs_on_a_lost_peer_is_ended(nodes: Nodes) -> None:
     server.kill()
     run = running.finish(60)
     assert run.status == wire.EXIT_PEER_LOST
-    assert addresses[1] in run.one("error")["found"]
+    assert addresses[1] in run.one("error")["message"]
     assert "the run ends in 10 s" in run.of("note")[-1]["text"]
 
 
