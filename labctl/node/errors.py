@@ -49,34 +49,6 @@ _HEADING = re.compile(
     r"Graph execution error|=+$|([A-Z_]+: )?From /job|Detected at node|<stack traces|\d+ root error"
 )
 
-# What was expected and what helps, for kinds that TensorFlow's own words leave open.
-HINTS: dict[str, tuple[str, str]] = {
-    PEER_RESTARTED: (
-        "the same server process on every task for the whole run",
-        "labctl logs last shows why it restarted; then run again",
-    ),
-    PEER_UNAVAILABLE: (
-        "every task reaching every other, task 0's port included, with the same cluster spec",
-        "labctl check",
-    ),
-    WRONG_CLUSTER: (
-        "each address of the cluster spec leading to the task that it names",
-        "labctl check compares the specs and what the names resolve to",
-    ),
-    NO_DEVICE: (
-        "a GPU that TensorFlow can use on every task",
-        "labctl run --cpu, or nodes with GPUs",
-    ),
-    OUT_OF_MEMORY: ("room for the matrices on every task", "a smaller --size, or fewer tasks here"),
-}
-
-PEER_KINDS = frozenset({PEER_LOST, PEER_RESTARTED, PEER_UNAVAILABLE})
-
-_LONGEST_MESSAGE = 1500
-_HEADING = re.compile(
-    r"Graph execution error|=+$|From /job|Detected at node|<stack traces|\d+ root error"
-)
-
 
 class NodeError(Exception):
     """An expected failure, with its exit status and a message in three parts.
