@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,72 @@ def rendered(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return out
+
+
+@pytest.mark.integration
+class TestEnvironmentState:
+    """What files/node_state.py says of a virtual environment."""
+
+    STAMP = "abc"
+
+    def state(self, venv: Path) -> str:
+        script = CHECKOUT / "roles/tensorflow/files/node_state.py"
+        done = subprocess.run(
+            [sys.executable, "-I", str(script), "/none", "x", str(venv), self.STAMP],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found = json.loads(done.stdout)
+        assert found["uv"] == "absent"
+        return str(found["venv"])
+
+    @pytest.fixture
+    def complete(self, tmp_path: Path) -> Path:
+        """Return a complete environment with one package of two files."""
+        folder = tmp_path / "venv"
+        venv.create(folder, symlinks=True)
+        site = next(folder.glob("lib/python3*/site-packages"))
+        (site / "one.dist-info").mkdir()
+        (site / "one.py").write_text("ONE = 1\n")
+        rows = [
+            "one.py,sha256=x,8",
+            "one.pyc,,",
+            "one.dist-info/RECORD,,",
+            "../../../bin/one,sha256=x,3",
+        ]
+        (site / "one.dist-info/RECORD").write_text("\n".join(rows))
+        (folder / "bin/one").write_text("abc")
+        (folder / "complete").write_text(f"{self.STAMP}\n")
+        return folder
+
+    def test_complete_one_is_kept(self, complete: Path) -> None:
+        assert self.state(complete) == ""
+
+    def test_absent_one(self, tmp_path: Path) -> None:
+        assert self.state(tmp_path / "none") == "absent"
+
+    def test_one_whose_python_does_not_run(self, complete: Path) -> None:
+        for link in (complete / "bin").glob("python*"):
+            link.unlink()
+        (complete / "bin/python").symlink_to("/usr/bin/python9")
+        assert self.state(complete) == "its Python does not run"
+
+    def test_one_whose_installation_was_cut_off(self, complete: Path) -> None:
+        (complete / "complete").unlink()
+        assert self.state(complete) == "its installation did not end"
+
+    def test_one_of_other_requirements(self, complete: Path) -> None:
+        (complete / "complete").write_text("abd\n")
+        assert self.state(complete) == "made from other requirements"
+
+    @pytest.mark.parametrize("name", ["one.py", "../../../bin/one"])
+    def test_one_with_a_lost_or_cut_file(self, complete: Path, name: str) -> None:
+        file = next(complete.glob("lib/python3*/site-packages")) / name
+        file.write_text("")
+        assert self.state(complete) == f"{name} is missing or damaged"
+        file.unlink()
+        assert self.state(complete) == f"{name} is missing or damaged"
 
 
 @pytest.mark.integration
