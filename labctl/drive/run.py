@@ -48,7 +48,7 @@ def run(session: Session, request: Request, opener: Opener, gate: Gate = doctor_
     with owned(folder):
         writer = Writer(folder, _first_record(session, request, ready, folder.name))
         head = head_line(session.lab.name, request.parameters, writer.record.tasks, folder.name)
-        session.observer.stage(head)
+        session.observer.note(head)
         _start(session, request, writer)
         if request.detach:
             return writer.write(owner=None, spans=tuple(session.timeline.spans))

@@ -58,7 +58,7 @@ def run_lines(entry: Entry) -> list[str]:
         lines += ["", *_ledger_lines(run_ledger(record, events), record), ""]
     steps = steps_of(events)
     if steps:
-        lines.append(_step_line(step_stats(steps), result_of(events)))
+        lines += _step_lines(step_stats(steps), result_of(events))
     lines += [f"warning {safe_text(text)}" for text in record.warnings]
     lines.append(_next_line(entry, record))
     return lines
@@ -141,21 +141,20 @@ def _bar(pieces: Sequence[tuple[float, float]], wall_s: float) -> str:
     return "".join(cells)
 
 
-def _step_line(stats: StepStats, result: Event | None) -> str:
+def _step_lines(stats: StepStats, result: Event | None) -> list[str]:
     parts = []
     if stats.cold_ms is not None:
         parts.append(f"cold {stats.cold_ms:.0f} ms")
     if stats.warm_median_ms is not None and stats.warm_p95_ms is not None:
-        parts.append(
-            f"warm median {stats.warm_median_ms:.0f} ms  p95 {stats.warm_p95_ms:.0f} ms  ({stats.n})"
-        )
+        warm = f"warm median {stats.warm_median_ms:.0f} ms  p95 {stats.warm_p95_ms:.0f} ms"
+        parts.append(f"{warm}  ({stats.n})")
+    lines = ["  step      " + "    ".join(parts)]
     section_us = result.number("section_us") if result is not None else None
-    if section_us is not None:
-        parts.append(f"section {section_us / 1e3:.0f} ms")
     end_to_end_us = result.number("end_to_end_us") if result is not None else None
-    if end_to_end_us is not None:
-        parts.append(f"stopwatch {end_to_end_us:,.0f} µs".replace(",", " "))
-    return "  step    " + "    ".join(parts)
+    if section_us is not None and end_to_end_us is not None:
+        stopwatch = f"{end_to_end_us:,.0f} µs".replace(",", " ")
+        lines.append(f"  question  section {section_us / 1e3:.0f} ms    stopwatch {stopwatch}")
+    return lines
 
 
 def _next_line(entry: Entry, record: RunRecord) -> str:
