@@ -28,7 +28,7 @@ from labctl.runs.observer import Observer, Progress
 from labctl.runs.record import EVENTS_FILE, INDEX_FILE, LOGS_DIR, RemoteRun
 
 POLL_S = 0.25
-UNIT_POLL_S = 2.0
+UNIT_POLL_S = 5.0
 SERVER_GRACE_S = (
     10.0  # a client that sees its server go may end by itself, and says more than we know
 )
@@ -140,7 +140,8 @@ class Follow:
     def _once(self) -> Ending | None:
         if self._why != "ended" and not self._stopped:
             try:
-                self._stop()
+                if not self._stop():
+                    self._why = "ended"  # it had ended by itself
             except DeadlineError as error:
                 return Ending("lost", detail=error.found)
         seen = self._link.call(self._look)
@@ -212,7 +213,7 @@ class Follow:
 
     def _wishes(self) -> None:
         """See who wants the run to end."""
-        if self._why != "ended":
+        if self._why != "ended" or self._stopped:
             return
         now_s = self._clock.mono_s()
         if self._server is None and (change := self._watch.look()) is not None:
@@ -230,18 +231,22 @@ class Follow:
         elif self._server is not None and now_s - self._server_gone_s > SERVER_GRACE_S:
             self._why = "server"
 
-    def _stop(self) -> None:
-        """End the client on its node.
+    def _stop(self) -> bool:
+        """End the client on its node and return whether it was running.
 
         Raises:
             DeadlineError: Something of it is still alive.
         """
-        run = self._run
-        if self._why == "cancelled":
-            self._link.call(lambda machine: stop.cancel_client(machine, run.where, run.run_id))
-        else:
-            self._link.call(lambda machine: stop.stop_client(machine, run.run_id))
+        run, cancelled = self._run, self._why == "cancelled"
+
+        def end(machine: Machine) -> bool:
+            if cancelled:
+                return stop.cancel_client(machine, run.where, run.run_id)
+            return stop.stop_client(machine, run.run_id)
+
+        was_running = self._link.call(end)
         self._stopped = True
+        return was_running
 
     def _look_at_unit(self) -> Ending | None:
         """See a unit that is gone without having left its end: its node went down, or somebody removed it."""

@@ -14,7 +14,7 @@ from labctl.drive.links import Links, Machine, Opener, gather
 from labctl.drive.places import JOIN_SERVICE, require_local_tensorflow
 from labctl.drive.plan import Request
 from labctl.drive.session import Session
-from labctl.drive.watch import read_server
+from labctl.drive.watch import read_server, with_startup
 from labctl.lab.model import Lab
 from labctl.remote.base import Executor
 from labctl.runs.record import ClockSample, NodeFacts, ServerState
@@ -77,11 +77,13 @@ def prepare(session: Session, request: Request, opener: Opener, gate: Gate = doc
         link.submit(lambda machine: (read_facts(machine, where), clock_sample(machine, timeline)))
         for link in links.all
     ]
+    take_part = () if where.loopback or not request.peers else links.workers
+    servers_read = [link.submit(_server) for link in take_part]
     with timeline.span("checks"):
         session.observer.stage("checking")
         results = _checked(session, request, opener, gate)
         looked = gather(looks)
-        servers = [] if where.loopback or not request.peers else _servers(links)
+        servers = gather(servers_read)
     counts = {
         status: sum(result.status == status for result in results) for status in ("ok", "skipped")
     }
@@ -106,8 +108,8 @@ def restart_servers(links: Links) -> None:
     gather([link.submit(restart) for link in links.workers])
 
 
-def _servers(links: Links) -> list[ServerState]:
-    return gather([link.submit(read_server) for link in links.workers])
+def _server(machine: Machine) -> ServerState:
+    return with_startup(machine, read_server(machine))
 
 
 def _checked(

@@ -19,7 +19,7 @@ from labctl.drive.plan import Request
 from labctl.drive.preflight import Gate, Ready, doctor_gate, prepare
 from labctl.drive.session import Session, Writer
 from labctl.drive.watch import ServerWatch, changes, read_server
-from labctl.errors import ConnectionLostError, UserInterruptError, LabBusyError, LabctlError
+from labctl.errors import ConnectionLostError, LabBusyError, LabctlError, UserInterruptError
 from labctl.lab.cluster import cluster_addresses
 from labctl.node import bundle, wire
 from labctl.runs import owner

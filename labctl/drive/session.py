@@ -72,7 +72,7 @@ class Writer:
 
     def take_over(self) -> None:
         """Make this process the run's owner."""
-        self.write(outcome="running", owner=owner.this_process(), failure=None)
+        self.write(outcome="running", owner=owner.this_process(), failure=None, wall_s=None)
 
     def warn(self, text: str) -> None:
         """Keep a warning for the record."""

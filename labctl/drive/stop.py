@@ -27,27 +27,30 @@ def is_running(machine: Machine, run_id: str) -> bool:
     return state is not None and state.running
 
 
-def stop_client(machine: Machine, run_id: str) -> None:
-    """End the run's client: TERM, then KILL; returns when no process of it is left.
+def stop_client(machine: Machine, run_id: str) -> bool:
+    """End the run's client: TERM, then KILL; return, when no process of it is left, whether it was running.
 
     Raises:
         DeadlineError: Something of it is still alive.
     """
-    if is_running(machine, run_id):
-        machine.units.stop(RUN_UNIT, timeout_s=_VERIFIED_S)
+    if not is_running(machine, run_id):
+        return False
+    machine.units.stop(RUN_UNIT, timeout_s=_VERIFIED_S)
+    return True
 
 
-def cancel_client(machine: Machine, where: Places, run_id: str) -> None:
-    """Leave word that the end is wanted, then end the run's client.
+def cancel_client(machine: Machine, where: Places, run_id: str) -> bool:
+    """Leave word that the end is wanted, then end the run's client; return whether it was running.
 
     Raises:
         DeadlineError: Something of it is still alive.
     """
-    if is_running(machine, run_id):
-        # The mark only tells other readers why; that it cannot be left must not keep the client alive.
-        with contextlib.suppress(RemoteCommandError):
-            write_marker(machine.executor, where, run_id, wire.CANCELLED_FILE)
-        machine.units.stop(RUN_UNIT, timeout_s=_VERIFIED_S)
+    if not is_running(machine, run_id):
+        return False
+    # The mark only tells other readers why; that it cannot be left must not keep the client alive.
+    with contextlib.suppress(RemoteCommandError):
+        write_marker(machine.executor, where, run_id, wire.CANCELLED_FILE)
+    return stop_client(machine, run_id)
 
 
 def was_cancelled(machine: Machine, where: Places, run_id: str) -> bool:

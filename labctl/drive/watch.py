@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal
 
 from labctl.drive.links import Links, Machine, NodeLink
 from labctl.drive.places import JOIN_SERVICE, join_unit
 from labctl.drive.timing import Clock
-from labctl.errors import ConnectionLostError, LabctlError
+from labctl.errors import ConnectionLostError, LabctlError, RemoteCommandError
 from labctl.lab.model import Node
+from labctl.node import wire
+from labctl.remote.journal import read_journal
+from labctl.runs.events import parse
 from labctl.runs.record import ServerState
 
-PERIOD_S = 2.0
+PERIOD_S = 5.0  # each look costs a worker some milliseconds of CPU, which a run may be measuring
+
+_LEAD_S = 1.0
+_FIRST_LINES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,25 @@ def read_server(machine: Machine) -> ServerState:
         started_at_s=state.started_at_s,
         boot_id=state.boot_id,
     )
+
+
+def with_startup(machine: Machine, state: ServerState) -> ServerState:
+    """Return a server's state with the time that its start took, if its journal still says so."""
+    if state.started_at_s is None:
+        return state
+    try:
+        page = read_journal(
+            machine.executor, JOIN_SERVICE, since_s=state.started_at_s - _LEAD_S, limit=_FIRST_LINES
+        )
+    except RemoteCommandError:
+        return state
+    began_s = None
+    for event in parse(line.message for line in page.lines):
+        if event.kind == wire.HELLO and (started_ns := event.whole("process_start_t")) is not None:
+            began_s = started_ns / 1e9
+        elif event.kind == wire.READY and began_s is not None:
+            return replace(state, startup_s=event.t_s - began_s)
+    return state
 
 
 def compare(before: ServerState, now: ServerState) -> ServerChange | None:

@@ -183,6 +183,7 @@ class ServerState:
         invocation_id: Changes with each start.
         started_at_s: Unix time of its start on the node's clock, None if unknown.
         boot_id: The node's boot.
+        startup_s: Seconds from the start of its process until its port answered, None if unknown.
     """
 
     node: str
@@ -190,6 +191,7 @@ class ServerState:
     invocation_id: str
     started_at_s: float | None
     boot_id: str
+    startup_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,8 +122,9 @@ def _ledger_lines(ledger: Ledger, record: RunRecord) -> list[str]:
     for server in record.servers_before:
         if server.started_at_s is not None:
             since = datetime.fromtimestamp(server.started_at_s, UTC).strftime("%H:%M:%S")
+            took = "" if server.startup_s is None else f" and took {server.startup_s:.1f} s"
             lines.append(
-                f"  join server on {server.node} up since {since} UTC: its start is not in this sum"
+                f"  join server on {server.node} started at {since} UTC{took}, not in this sum"
             )
     return lines
 

@@ -92,6 +92,7 @@ class World:
     notes: Notes = field(default_factory=Notes)
     results: list[CheckResult] = field(default_factory=list)
     client: Callable[[World, str], None] | None = None
+    journal: bytes = b""
 
     def __post_init__(self) -> None:
         nodes = tuple(
@@ -185,6 +186,8 @@ class World:
             if call.argv[2] == DIGEST_SCRIPT:
                 data = machine.files[call.argv[5]][: int(call.argv[4])]
                 return Reply(hashlib.sha256(data).hexdigest().encode() + b"  -\n")
+            if call.argv[4].isdecimal():  # how many lines to read
+                return Reply(self.journal)
             machine.files[call.argv[4]] = f"journal of {name}\n".encode()
             return Reply()
 
@@ -463,6 +466,38 @@ def test_a_detached_run_is_left_alone_until_attach(world: World) -> None:
     assert world.store.find("last").state == "detached"
     world.clock.sleep(10)
     assert world.attach().outcome == "ok"
+
+
+def test_the_end_of_a_run_counts_however_late_one_looks(world: World) -> None:
+    world.client = lambda world, _: world.clock.after(3.0, lambda: world.end(3))
+    world.run(detach=True)
+    world.clock.sleep(10_000)
+    record = world.attach()
+    assert record.failure is not None
+    assert (record.outcome, record.failure.kind) == ("failed", "exit-status")
+
+
+def test_what_a_servers_start_took_is_noted(world: World) -> None:
+    def line(at_s: float, event: str, **data: Any) -> str:
+        head = {
+            "event": event,
+            "t": round(at_s * 1e9),
+            "mono": 0,
+            "source": "join-server",
+            "task": 1,
+        }
+        entry = {
+            "__REALTIME_TIMESTAMP": "1",
+            "__CURSOR": "c",
+            "MESSAGE": json.dumps({**head, **data}),
+        }
+        return json.dumps(entry)
+
+    rows = [line(2.0, "hello", process_start_t=1_000_000_000), line(9.5, "ready")]
+    world.journal = "\n".join(rows).encode()
+    world.client = good_client
+    (server,) = world.run().servers_before
+    assert server.startup_s == pytest.approx(8.5)
 
 
 def test_cancel_ends_a_run_that_nobody_follows(world: World) -> None:

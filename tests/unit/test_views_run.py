@@ -95,7 +95,7 @@ def test_the_screen_has_the_answer_first_and_the_next_command_last(entry: Entry)
     assert "unexplained" in text
     assert "cold 276 ms    warm median 155 ms  p95 200 ms  (10)" in text
     assert "section 426 ms    stopwatch 8 069 038 µs" in text
-    assert "up since 15:33:50 UTC" in text
+    assert "join server on tf1 started at 15:33:50 UTC, not in this sum" in text
     assert max(len(line) for line in lines) <= 100
     record = entry.readable()
     assert head_line("x", record.parameters, 2, "ID") == (
