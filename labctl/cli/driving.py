@@ -36,8 +36,15 @@ _POLL_S = 0.25
 
 
 @contextmanager
-def open_session(lab: str | None, *, show_output: bool) -> Iterator[Session]:
+def open_session(
+    lab: str | None, *, show_output: bool = False, reads: bool = False
+) -> Iterator[Session]:
     """Read the lab, take Ctrl-C over, and open links to all nodes.
+
+    Args:
+        lab: Its name, None for the active one.
+        show_output: Show what the client writes.
+        reads: The command starts and ends nothing.
 
     Raises:
         ConfigError: There is no such lab.
@@ -47,7 +54,7 @@ def open_session(lab: str | None, *, show_output: bool) -> Iterator[Session]:
     observer = make_progress(show_output=show_output)
     home = Home.find()
     name = home.choose(lab)
-    with Interrupts() as interrupts:
+    with Interrupts(reads=reads) as interrupts:
         with timeline.span("inventory"):
             observer.stage("reading the inventory")
             model = load_lab(home, name)
@@ -133,7 +140,7 @@ def live_logs(
         UsageError: The lab has no such node, or no standing join servers.
     """
     since_s = None if since is None else parse_since(since, time.time())
-    with open_session(lab, show_output=False) as session:
+    with open_session(lab, reads=True) as session:
         check_nodes(nodes, [node.name for node in session.lab.nodes])
         if session.where.loopback:
             raise UsageError(

@@ -164,7 +164,7 @@ def cancel(
     if not entry.readable().open:
         say(f"run {entry.run_id} has ended already: {entry.state}")
     else:
-        with open_session(lab, show_output=False) as session:
+        with open_session(lab) as session:
             if do_cancel(session, entry) is None:
                 wait_for_end(store, entry.run_id)
     print_run(store, entry.run_id, json=json, head=True)

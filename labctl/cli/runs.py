@@ -101,7 +101,7 @@ def remove(
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError(
-                f"removing {len(entries)} runs needs a yes, and there is no terminal to ask on",
+                f"removing {', '.join(entries)} needs a yes, and there is no terminal to ask on",
                 do="give --yes",
             )
         for entry in entries.values():

@@ -14,13 +14,17 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interrupts:
     """Handles SIGINT and SIGTERM while a run is driven.
 
+    Args:
+        reads: The command only reads: there is no start that it could have come to.
+
     Attributes:
         wanted: The user has asked to stop; whoever follows a run looks at it.
         run_id: The run that goes on when labctl leaves; None while nothing has been started on a node, and
             then the first signal leaves at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, reads: bool = False) -> None:
+        self._reads = reads
         self.wanted = False
         self.run_id: str | None = None
         self._before: dict[int, Any] = {}
@@ -40,7 +44,9 @@ class Interrupts:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 the signal module's form
         if self.run_id is None:
-            raise UserInterruptError("interrupted; nothing had been started on a node")
+            raise UserInterruptError(
+                "interrupted" if self._reads else "interrupted before the start"
+            )
         if self.wanted:
             raise UserInterruptError(
                 f"left at once; run {self.run_id} may still be running",

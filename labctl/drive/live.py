@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +14,17 @@ from labctl.drive.timing import Clock, Timeline
 from labctl.errors import RecordError
 from labctl.remote.journal import JournalPage, read_journal
 from labctl.runs.events import parse_line
-from labctl.runs.record import EVENTS_FILE, LOGS_DIR
+from labctl.runs.record import EVENTS_FILE, INDEX_FILE, LOGS_DIR
 from labctl.runs.store import Entry, RunStore
-from labctl.views.logs import EVENTS, JOIN_SERVER, STREAMS, LogLine, event_text, journal_text
+from labctl.views.logs import (
+    EVENTS,
+    JOIN_SERVER,
+    STREAMS,
+    LogLine,
+    event_text,
+    journal_text,
+    read_index,
+)
 
 _PAGE = 5_000
 _POLL_S = 1.0
@@ -115,30 +124,43 @@ class RunTail:
         """Yield what the client writes until the run has ended."""
         while True:
             running = self._store.find(self._entry.run_id).state == "running"
-            yield from sorted(self._new(), key=lambda line: line.t_s)
-            if not running:
+            new = self._new(last=not running)
+            yield from sorted(new, key=lambda line: line.t_s)
+            if running:
+                self._clock.sleep(_POLL_S)
+            elif not new:
                 return
-            self._clock.sleep(_POLL_S)
 
-    def _new(self) -> list[LogLine]:
+    def _new(self, *, last: bool) -> list[LogLine]:
         record = self._entry.readable()
         node = record.remote.node
         if self._nodes and node not in self._nodes:
             return []
         found: list[LogLine] = []
-        for line in self._read(self._entry.path / EVENTS_FILE):
+        for line in self._read(self._entry.path / EVENTS_FILE, last=last):
             event = parse_line(line)
             if event is not None:
                 t_s = event.t_s - record.offset_s(node)
                 found.append(LogLine(t_s, node, EVENTS, event_text(event)))
-        now_s = self._clock.unix_s()
+        logs = self._entry.path / LOGS_DIR / node
         for name in STREAMS:
-            path = self._entry.path / LOGS_DIR / node / name
-            found += [LogLine(now_s, node, name, line) for line in self._read(path)]
+            arrivals = list(read_index(logs / INDEX_FILE, name))
+            place = self._places.get(logs / name, 0)
+            for line in self._read(logs / name, last=last):
+                place += len(line) + 1
+                found.append(LogLine(self._arrival(arrivals, place), node, name, line))
         return found
 
-    def _read(self, path: Path) -> list[bytes]:
-        """Return the new whole lines of a file."""
+    def _arrival(self, arrivals: list[tuple[float, int]], place: int) -> float:
+        """Return when the byte at a place had arrived: now, if the index does not say so yet."""
+        at = bisect_left(arrivals, place, key=lambda arrival: arrival[1])
+        return arrivals[at][0] if at < len(arrivals) else self._clock.unix_s()
+
+    def _read(self, path: Path, *, last: bool) -> list[bytes]:
+        """Return the new whole lines of a file, and the rest too if it is the last look.
+
+        A line longer than a block comes in pieces.
+        """
         place = self._places.get(path, 0)
         try:
             with path.open("rb") as file:
@@ -146,9 +168,11 @@ class RunTail:
                 data = file.read(_BLOCK)
         except FileNotFoundError:
             return []
-        whole = data[: data.rfind(b"\n") + 1] if len(data) < _BLOCK else data
+        whole = data[: data.rfind(b"\n") + 1]
+        if last or (not whole and len(data) == _BLOCK):
+            whole = data
         self._places[path] = place + len(whole)
-        return whole.splitlines()
+        return whole.removesuffix(b"\n").split(b"\n") if whole else []
 
 
 def require_followed(entry: Entry) -> None:

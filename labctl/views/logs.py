@@ -136,8 +136,9 @@ def _stream(path: Path, node: str, source: str, record: RunRecord) -> Iterator[L
         return
     offset_s = record.offset_s(record.remote.node)
     end_s = record.origin.unix_s + (record.wall_s or 0.0)
-    index = _index(path.with_name(INDEX_FILE), source)
-    arrived_s, upto = next(index, (end_s, None))
+    index = read_index(path.with_name(INDEX_FILE), source)
+    nothing: tuple[float, int | None] = (end_s, None)
+    arrived_s, upto = next(index, nothing)
     place = 0
     waiting: list[bytes] = []
     with path.open("rb") as file:
@@ -147,7 +148,7 @@ def _stream(path: Path, node: str, source: str, record: RunRecord) -> Iterator[L
                 yield from (LogLine(arrived_s, node, source, each) for each in waiting)
                 waiting.clear()
                 while upto is not None and upto < place:
-                    arrived_s, upto = next(index, (end_s, None))
+                    arrived_s, upto = next(index, nothing)
             waiting.append(line.removesuffix(b"\n"))
             stamp_s = _stamp(line)
             if stamp_s is not None or len(waiting) >= _WAITING:
@@ -163,7 +164,8 @@ def _stamp(line: bytes) -> float | None:
     return None if match is None else float(match[1])
 
 
-def _index(path: Path, name: str) -> Iterator[tuple[float, int | None]]:
+def read_index(path: Path, name: str) -> Iterator[tuple[float, int]]:
+    """Yield when a stream had arrived (Unix time on labctl's clock, seconds), and up to which byte."""
     if not path.exists():
         return
     with path.open("rb") as file:

@@ -363,7 +363,7 @@ def test_ctrl_c_ends_the_client_on_its_node(world: World) -> None:
 
 def test_a_second_ctrl_c_leaves_at_once_and_says_how_to_go_on(world: World) -> None:
     interrupts = world.interrupts
-    with pytest.raises(UserInterruptError, match="nothing had been started"):
+    with pytest.raises(UserInterruptError, match="interrupted before the start"):
         interrupts._handle(2, None)
     interrupts.run_id = "the-run"
     interrupts._handle(2, None)
