@@ -227,15 +227,21 @@ class Command:
         return answers
 
     def _await(self, channel: paramiko.Channel, streams: _Streams, deadline: float) -> None:
-        """Wait for more output."""
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        if select.select([channel.fileno()], [], [], min(left, _QUIET_S))[0]:
-            if not streams.drain():
+        """Wait for more output. A wake-up may be lost between the two streams, so look now and then."""
+        heard = time.monotonic()
+        while True:
+            ended = channel.eof_received or channel.closed
+            if streams.drain():
+                return
+            if ended:
                 raise EOFError if self._link.transport.is_active() else self._lost()
-        else:
-            self._probe()
+            now = time.monotonic()
+            if now >= deadline:
+                raise TimeoutError
+            if now - heard >= _QUIET_S:
+                self._probe()
+                heard = time.monotonic()
+            select.select([channel.fileno()], [], [], min(_IDLE_S, deadline - now))
 
     def _start(self, channel: paramiko.Channel) -> None:
         script = _SUDO_SCRIPT if self._sudo else _SCRIPT

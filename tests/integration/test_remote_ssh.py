@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,6 +25,7 @@ from labctl.errors import (
     RemoteCommandError,
 )
 from labctl.lab.model import Lab, Node, SshTarget
+from labctl.remote import ssh_channel
 from labctl.remote.clock import clock_offset
 from labctl.remote.connect import open_executor, open_units
 from labctl.remote.local import LocalExecutor
@@ -485,6 +487,25 @@ def test_clock_offset_of_the_same_machine_is_within_its_bound(sshd: Sshd) -> Non
         assert abs(offset.seconds) <= offset.error_bound_s + 0.01
         assert 0 < offset.rtt_s == pytest.approx(2 * offset.error_bound_s)
     executor.close()
+
+
+def test_answer_arrives_though_its_wake_up_was_lost(
+    sshd: Sshd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """paramiko's two streams share one pipe, and a wake-up may be lost between them."""
+
+    def never_ready(*args: object) -> tuple[list[int], list[int], list[int]]:
+        time.sleep(0.05)
+        return [], [], []
+
+    monkeypatch.setattr(ssh_channel, "select", SimpleNamespace(select=never_ready))
+    executor = SshExecutor("tf1", sshd.target())
+    try:
+        program = "import sys; [print(line, end='', flush=True) for line in sys.stdin]"
+        answers = executor.ask(["python3", "-c", program], [b"a\n", b"b\n"], timeout_s=10)
+    finally:
+        executor.close()
+    assert [answer.line for answer in answers] == [b"a", b"b"]
 
 
 def test_port_is_tried_from_the_node(sshd: Sshd) -> None:
