@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
 
 from labctl.console import say
-from labctl.errors import LabctlError
+from labctl.errors import ConfigError, LabctlError
 
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
+_MACHINE_SAYS_NO = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -44,14 +46,27 @@ def run(argv: list[str] | None = None) -> int:
         _print_traceback_on_debug()
         say(f"labctl: {error}")
         return error.exit_code
-    except Exception as error:  # noqa: BLE001 the last resort: a bug is said, not thrown at the user
+    except OSError as error:
+        if error.errno not in _MACHINE_SAYS_NO:
+            return _bug(error)
         _print_traceback_on_debug()
+        where = error.filename or "what labctl was writing, standard output perhaps"
         say(
-            f"labctl: a bug in labctl: {type(error).__name__}: {error}\n"
-            "  do        run it again with --debug and report what it prints"
+            f"labctl: {error.strerror}: {where}\n  do        make room, or give this user the right to it"
         )
-        return EXIT_BUG
+        return ConfigError.exit_code
+    except Exception as error:  # noqa: BLE001 the last resort: a bug is said, not thrown at the user
+        return _bug(error)
     return value if isinstance(value, int) else 0
+
+
+def _bug(error: Exception) -> int:
+    _print_traceback_on_debug()
+    say(
+        f"labctl: a bug in labctl: {type(error).__name__}: {error}\n"
+        "  do        run it again with --debug and report what it prints"
+    )
+    return EXIT_BUG
 
 
 def _print_traceback_on_debug() -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+# C0 without tab, DEL, C1: a terminal obeys them; and the marks that reorder a line.
+_UNSAFE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def out(text: str) -> None:
@@ -22,8 +27,8 @@ def out_json(data: Any) -> None:
 
 
 def say(text: str) -> None:
-    """Print one line of talk on stderr."""
-    sys.stderr.write(text + "\n")
+    """Print lines of talk on stderr; whatever they quote, the terminal obeys none of it."""
+    sys.stderr.write("\n".join(safe_text(line) for line in text.split("\n")) + "\n")
     sys.stderr.flush()
 
 
@@ -39,3 +44,14 @@ def stdout_console() -> Console:
     from rich.console import Console
 
     return Console(highlight=False)
+
+
+def safe_text(data: bytes | str) -> str:
+    r"""Return printable text: bytes that are no UTF-8 and control characters become `\xNN` or `\uNNNN`."""
+    text = data if isinstance(data, str) else data.decode("utf-8", "backslashreplace")
+    return _UNSAFE.sub(_escaped, text.removesuffix("\r"))
+
+
+def _escaped(match: re.Match[str]) -> str:
+    number = ord(match[0])
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"

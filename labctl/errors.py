@@ -45,12 +45,16 @@ class LabctlError(Exception):
         self.do = do
 
     def __str__(self) -> str:
-        lines = [self.found]
+        lines = [_one_line(self.found)]
         if self.expected is not None:
-            lines.append(f"  expected  {self.expected}")
+            lines.append(f"  expected  {_one_line(self.expected)}")
         if self.do is not None:
-            lines.append(f"  do        {self.do}")
+            lines.append(f"  do        {_one_line(self.do)}")
         return "\n".join(lines)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 class RefusedError(LabctlError):

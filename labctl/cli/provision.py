@@ -12,6 +12,7 @@ from labctl.cli.options import DebugOption, JsonOption, LabOption
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from labctl.errors import PlaybookError
     from labctl.playbook import PlaybookOutcome
 
 
@@ -28,7 +29,7 @@ def provision(
 ) -> int:
     """Install TensorFlow on the lab's nodes and start the join servers."""
     from labctl.console import out_json, stderr_console
-    from labctl.errors import PlaybookError, UsageError
+    from labctl.errors import UsageError
     from labctl.lab.home import Home
     from labctl.lab.model import LOOPBACK
     from labctl.playbook import load_lab, run_playbook
@@ -66,11 +67,7 @@ def provision(
     else:
         _print(outcome)
     if outcome.rc != 0:
-        raise PlaybookError(
-            _why(outcome),
-            expected="every task ok on every host",
-            do=f"see {outcome.log}; correct it and run labctl provision again",
-        )
+        raise _error(outcome)
     return 0
 
 
@@ -78,14 +75,39 @@ def _as_json(outcome: PlaybookOutcome) -> dict[str, object]:
     return {**dataclasses.asdict(outcome), "log": str(outcome.log)}
 
 
-def _why(outcome: PlaybookOutcome) -> str:
+def _error(outcome: PlaybookOutcome) -> PlaybookError:
+    """Return the first failure in three parts: the roles' own messages have them already."""
+    from labctl.errors import PlaybookError
+
+    again = f"see {outcome.log}; correct it and run labctl provision again"
     if not outcome.failures:
-        return f"ansible-playbook {outcome.playbook} ended with {outcome.rc}"
+        return PlaybookError(
+            f"ansible-playbook {outcome.playbook} ended with {outcome.rc}", do=again
+        )
     first = outcome.failures[0]
-    what = "did not answer" if first.unreachable else f"failed in '{first.task}'"
     others = sorted({each.host for each in outcome.failures} - {first.host})
-    more = f" (and {', '.join(others)})" if others else ""
-    return f"{first.host}{more} {what}: {first.message}"
+    more = f" (also failed: {', '.join(others)})" if others else ""
+    found, expected, do = _three_parts(first.message)
+    where = "" if found.startswith(first.host) or first.host == "localhost" else f"{first.host}: "
+    what = "" if expected else f" in '{first.task}'"
+    if first.unreachable:
+        what = ", it did not answer"
+    return PlaybookError(f"{where}{found}{what}{more}", expected=expected, do=do or again)
+
+
+def _three_parts(message: str) -> tuple[str, str | None, str | None]:
+    """Return found, expected and do of a message; of several, the first."""
+    found: list[str] = []
+    expected = do = None
+    for line in message.splitlines():
+        head, _, rest = line.strip().partition("  ")
+        if head == "expected" and expected is None:
+            expected = rest.strip()
+        elif head == "do" and do is None:
+            do = rest.strip()
+        elif expected is None and do is None:
+            found.append(line.strip())
+    return " ".join(found), expected, do
 
 
 def _print(outcome: PlaybookOutcome) -> None:

@@ -66,7 +66,8 @@ def start_client(machine: Machine, where: Places, run_id: str, timeout_s: float)
             "--plan",
             wire.PLAN_FILE,
         ),
-        env=_ENVIRONMENT,
+        # A user of its own has a home that it may not write to; what a script caches goes to the run's.
+        env=_ENVIRONMENT if where.user is None else {**_ENVIRONMENT, "HOME": directory},
         directory=directory,
         user=where.user,
         deadline_s=timeout_s + MARGIN_S,

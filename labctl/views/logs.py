@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from labctl.console import safe_text
 from labctl.node import wire
 from labctl.runs.events import Event, parse_line
 from labctl.runs.record import (
@@ -22,7 +23,6 @@ from labctl.runs.record import (
     RunRecord,
 )
 from labctl.runs.store import Entry
-from labctl.views.text import safe_text
 
 MAX_LINE = 64 * 1024  # a longer line is shown in pieces
 _WAITING = 64  # lines that may wait for a stamp: bounds the memory

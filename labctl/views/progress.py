@@ -6,9 +6,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from labctl.console import say
+from labctl.console import safe_text, say
 from labctl.runs.observer import Progress
-from labctl.views.text import safe_text
 
 if TYPE_CHECKING:
     from rich.status import Status

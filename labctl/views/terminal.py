@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 
 from labctl.analysis.ledger import Ledger, run_ledger
 from labctl.analysis.steps import StepStats, step_stats, steps_of
+from labctl.console import safe_text
 from labctl.runs.events import Event, read_events
 from labctl.runs.record import Parameters, RunRecord
 from labctl.runs.store import Entry
 from labctl.views.run_object import result_of
-from labctl.views.text import safe_text
 
 _BAR = 32
 _SHORT = 0.005  # phases below this part of the wall time share one row

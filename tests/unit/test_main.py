@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -81,3 +83,20 @@ def test_usage_errors_are_2(argv: list[str], capsys: pytest.CaptureFixture[str])
 def test_an_unknown_lab_is_3(capsys: pytest.CaptureFixture[str]) -> None:
     assert __main__.run(["use", "nosuch"]) == 3
     assert "no lab 'nosuch'" in capsys.readouterr().err
+
+
+def test_a_message_is_three_lines_and_drives_no_terminal(
+    raising: list[BaseException], capsys: pytest.CaptureFixture[str]
+) -> None:
+    raising.append(errors.RemoteCommandError("boom \x1b[31m red\nand\r\nmore", do="a\nb"))
+    assert __main__.run(["boom"]) == 5
+    assert capsys.readouterr().err == "labctl: boom \\x1b[31m red and more\n  do        a b\n"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS])
+def test_a_full_or_closed_disk_is_no_bug(
+    number: int, raising: list[BaseException], capsys: pytest.CaptureFixture[str]
+) -> None:
+    raising.append(OSError(number, os.strerror(number), "/labs/x"))
+    assert __main__.run(["boom"]) == 3
+    assert f"{os.strerror(number)}: /labs/x" in capsys.readouterr().err

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from labctl.console import safe_text
 from labctl.errors import UsageError
 from labctl.runs.observer import Progress
 from labctl.runs.record import (
@@ -26,7 +27,6 @@ from labctl.runs.store import Entry, RunStore
 from labctl.views.logs import MAX_LINE, record_lines
 from labctl.views.progress import OutputLines, line_of
 from labctl.views.since import parse_since
-from labctl.views.text import safe_text
 
 RUN_ID = "20261130T141502Z-3fa9c1"
 START = 1796048102.0
