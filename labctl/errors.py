@@ -16,7 +16,8 @@ LabctlError                  70  a bug in labctl, unless a class below says othe
 ├── RemoteCommandError        5  a command or a run on a node failed
 ├── DeadlineError             6  a deadline passed
 ├── PlaybookError             7  ansible-playbook failed
-├── RecordError               8  a run record is missing, damaged or too new
+├── RecordError               8  a run record is missing or damaged
+│   └── RecordTooNewError     8  a newer labctl wrote it
 ├── LabBusyError              9  another run or command holds the lab
 └── UserInterruptError       130  the user interrupted
 
@@ -119,6 +120,10 @@ class PlaybookError(LabctlError):
 
 class RecordError(LabctlError):
     exit_code = 8
+
+
+class RecordTooNewError(RecordError):
+    pass
 
 
 class LabBusyError(LabctlError):

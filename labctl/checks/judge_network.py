@@ -170,6 +170,8 @@ def judge_exposure(seen: Observed, node: Node) -> Verdict:
             "TensorFlow's port open to the lab's nodes only: it has no authentication",
             f"labctl provision (role lab_firewall); close port {node.tf_port} in the cloud's firewall",
         )
+    if node.name not in seen.facts:
+        return skipped(f"{node.name} was not reached, so its silence proves nothing")
     where = ", ".join(states)
     if "refused" in states.values() and not _listens(seen, node):
         return skipped(f"{where}: nothing listens on port {node.tf_port} now")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from labctl.errors import RecordError
+from labctl.errors import RecordError, RecordTooNewError
 from labctl.runs import atomic
 from labctl.runs.codec import decode, encode
 
@@ -363,7 +363,7 @@ def from_text(text: str, where: str) -> RunRecord:
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise damaged(where, "no integer `format`")
     if version > FORMAT:
-        raise RecordError(
+        raise RecordTooNewError(
             f"{where} has format {version}",
             expected=f"format {FORMAT} or older: it was written by a newer labctl",
             do="update labctl",

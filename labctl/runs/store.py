@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from labctl.errors import LabBusyError, RecordError, RefusedError
+from labctl.errors import LabBusyError, RecordError, RecordTooNewError, RefusedError
 from labctl.runs import owner
 from labctl.runs.record import RunRecord, read_record
 
@@ -41,12 +41,14 @@ class Entry:
         path: The directory.
         record: Its record, None if it cannot be read.
         problem: Why not, one line; "" if it can.
+        too_new: It cannot because a newer labctl wrote it.
     """
 
     run_id: str
     path: Path
     record: RunRecord | None
     problem: str = ""
+    too_new: bool = False
 
     def readable(self) -> RunRecord:
         """Return the record.
@@ -58,9 +60,9 @@ class Entry:
 
     @property
     def state(self) -> str:
-        """`damaged`, `interrupted` (running, but its labctl died), `detached`, or the record's outcome."""
+        """`damaged`, `too-new`, `interrupted` (its labctl died), `detached`, or the record's outcome."""
         if self.record is None:
-            return "damaged"
+            return "too-new" if self.too_new else "damaged"
         if self.record.outcome != "running":
             return self.record.outcome
         if self.record.owner is None:
@@ -182,9 +184,9 @@ class RunStore:
         try:
             return Entry(path.name, path, read_record(path))
         except RecordError as error:
-            return Entry(
-                path.name, path, None, "empty directory" if _is_empty(path) else error.found
-            )
+            problem = "empty directory" if _is_empty(path) else error.found
+            too_new = isinstance(error, RecordTooNewError)
+            return Entry(path.name, path, None, problem, too_new)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from labctl.analysis.steps import step_stats, steps_of
 from labctl.node import wire
 from labctl.runs.codec import encode
 from labctl.runs.events import Event, read_events
+from labctl.runs.record import Span
 from labctl.runs.store import Entry
 
 
@@ -28,6 +29,7 @@ def run_object(entry: Entry) -> dict[str, Any]:
     section_us = result.number("section_us") if result is not None else None
     matpow = record.parameters.experiment == "matpow"
     ended = record.wall_s is not None
+    rows = _ledger_rows(ledger.rows) if ended else []
     return {
         **run_head(entry),
         "tasks": record.tasks,
@@ -50,19 +52,10 @@ def run_object(entry: Entry) -> dict[str, Any]:
         else None,
         "section_ms": None if section_us is None else _ms(section_us / 1e3),
         "end_to_end_us": _whole(result, "end_to_end_us"),
-        "ledger": [
-            {
-                "phase": row.phase,
-                "node": row.node,
-                "start_s": round(row.start_s, 6),
-                "duration_s": round(row.duration_s, 6),
-                "source": row.source,
-            }
-            for row in ledger.rows
-        ]
+        "ledger": rows,
+        "unexplained_s": round(ledger.wall_s - sum(row["duration_s"] for row in rows), 6)
         if ended
-        else [],
-        "unexplained_s": round(ledger.unexplained_s, 6) if ended else None,
+        else None,
         "versions": {node.name: dict(node.versions) for node in record.nodes},
         "clock": [encode(sample) for sample in record.clock],
         "files": [encode(file) for file in record.files],
@@ -83,7 +76,7 @@ def run_head(entry: Entry) -> dict[str, Any]:
         "record": str(entry.path),
     }
     if record is None:
-        return {**head, "error": {"message": entry.problem, "kind": "damaged", "do": None}}
+        return {**head, "error": {"message": entry.problem, "kind": entry.state, "do": None}}
     failure = record.failure
     return {
         **head,
@@ -111,6 +104,22 @@ def run_head(entry: Entry) -> dict[str, Any]:
 def result_of(events: Sequence[Event]) -> Event | None:
     """Return the client's last result."""
     return next((each for each in reversed(events) if each.kind == wire.RESULT), None)
+
+
+def _ledger_rows(spans: Sequence[Span]) -> list[dict[str, Any]]:
+    """Return the rows in whole microseconds: both ends are rounded, so that none overlap by that."""
+    return [
+        {
+            "phase": span.phase,
+            "node": span.node,
+            "start_s": round(span.start_s, 6),
+            "duration_s": round(
+                round(span.start_s + span.duration_s, 6) - round(span.start_s, 6), 6
+            ),
+            "source": span.source,
+        }
+        for span in spans
+    ]
 
 
 def _ms(value: float | None) -> float | None:

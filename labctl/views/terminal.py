@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from labctl.analysis.ledger import Ledger, run_ledger
 from labctl.analysis.steps import StepStats, step_stats, steps_of
 from labctl.console import safe_text
+from labctl.lab.model import LOOPBACK
 from labctl.runs.events import Event, read_events
 from labctl.runs.record import Parameters, RunRecord
 from labctl.runs.store import Entry
@@ -120,7 +121,8 @@ def _ledger_lines(ledger: Ledger, record: RunRecord) -> list[str]:
         for row in rows
     ]
     for server in record.servers_before:
-        if server.started_at_s is not None:
+        # Those of the loopback lab were started by the run: that is one of its rows.
+        if server.started_at_s is not None and record.provider != LOOPBACK:
             since = datetime.fromtimestamp(server.started_at_s, UTC).strftime("%H:%M:%S")
             took = "" if server.startup_s is None else f" and took {server.startup_s:.1f} s"
             lines.append(

@@ -322,6 +322,10 @@ def test_a_port_open_to_this_machine_is_exposed_and_a_silent_one_proves_nothing(
     silent = healthy(tf1={"holders": []}, outside=refused)
     assert result(silent, "exposure").status == "skipped"
     assert result(healthy(outside={}), "exposure").status == "skipped"
+    filtered = {"tf0": {"10.132.0.2": "filtered"}, "tf1": {"10.132.0.3": "filtered"}}
+    away = without(healthy(outside=filtered), "tf1", HostUnreachableError("tf1 is down"))
+    assert result(away, "exposure", "tf1").status == "skipped"
+    assert result(away, "exposure", "tf0").status == "ok"
 
 
 def test_clock_offsets_are_compared_with_task_0_within_their_error() -> None:

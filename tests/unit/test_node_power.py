@@ -52,6 +52,16 @@ def test_scaled_inputs_are_orthogonal_so_powers_keep_their_norm(size: int) -> No
         assert norm == pytest.approx(np.sqrt(size), rel=0.02)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("tasks", [2, 3, 8])
+def test_a_sum_of_powers_is_never_zero(size: int, tasks: int) -> None:
+    for seed in range(20):
+        inputs = make_inputs(MatpowPlan(size=size, seed=seed), tasks)
+        assert (
+            np.linalg.norm(sum(np.linalg.matrix_power(each, 5) for each in inputs)) >= tasks - 1e-3
+        )
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_inputs_differ_by_task_and_seed_and_repeat_for_the_same(algorithm: Algorithm) -> None:
     plan = MatpowPlan(size=8, algorithm=algorithm, seed=1)

@@ -70,10 +70,11 @@ def test_an_unusable_directory_is_listed_and_stops_nothing(store: RunStore) -> N
     add(store, "20261130T141502Z-000001")
     store.create("20261130T141503Z-000002")
     (add(store, "20261130T141504Z-000003") / "run.json").write_text("{")
+    (add(store, "20261130T141504Z-000004") / "run.json").write_text('{"format": 99}')
     (store.root / "not-a-run").mkdir()
     (store.root / "20261130T141505Z-000004").write_text("a file")
     entries = store.entries()
-    assert [entry.state for entry in entries] == ["ok", "damaged", "damaged"]
+    assert [entry.state for entry in entries] == ["ok", "damaged", "damaged", "too-new"]
     assert entries[1].problem == "empty directory"
     assert "not JSON" in entries[2].problem
     assert store.find("last").run_id == "20261130T141502Z-000001"

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,9 @@ def test_the_object_has_what_the_contract_names(entry: Entry) -> None:
     assert {row["source"] for row in run["ledger"]} == {"labctl", "client", "systemd"}
     assert set(run["ledger"][0]) == {"phase", "node", "start_s", "duration_s", "source"}
     explained = sum(row["duration_s"] for row in run["ledger"])
-    assert explained + run["unexplained_s"] == pytest.approx(run["wall_s"], abs=1e-4)
+    assert explained + run["unexplained_s"] == pytest.approx(run["wall_s"], abs=1e-6)
+    for row, after in pairwise(run["ledger"]):
+        assert row["start_s"] + row["duration_s"] <= after["start_s"] + 1e-9
     assert run["unexplained_s"] < 0.1
 
 

@@ -28,10 +28,11 @@ def _uniform(size: int, random: np.random.Generator) -> Float32:
 def _orthogonal(size: int, random: np.random.Generator) -> Float32:
     """Return a dense orthogonal circulant matrix: its eigenvalues are random phases.
 
-    It costs one Fourier transform of L numbers instead of a factorisation of L^3 operations.
+    It costs one Fourier transform of L numbers instead of a factorisation of L^3 operations. One eigenvalue
+    is 1 in all of them, so that a sum of powers is never zero, not even for L = 1.
     """
     spectrum = np.exp(2j * np.pi * random.random(size // 2 + 1))
-    spectrum[0] = random.choice([-1.0, 1.0])  # a real matrix needs real ends
+    spectrum[0] = 1.0  # a real matrix needs real ends
     if size % 2 == 0:
         spectrum[-1] = random.choice([-1.0, 1.0])
     column = np.fft.irfft(spectrum, n=size).astype(np.float32)
