@@ -17,6 +17,7 @@ from jinja2 import Undefined
 
 GROUP = "tf_cluster"
 DEFAULT_PORT = 2222
+PORT_MIN, PORT_MAX = 1024, 65535
 ROLES = Path(__file__).resolve().parents[2] / "roles"
 
 # Variables of the lab as a whole; every role's own stand in its meta/argument_specs.yml.
@@ -151,11 +152,11 @@ def _host_problems(host: str, variables: Mapping[str, Any]) -> list[str]:
                 "correct it in hosts.yml",
             )
         )
-    if port is not _ABSENT and not 1 <= (_whole_number(port) or 0) <= 65535:
+    if port is not _ABSENT and not PORT_MIN <= (_whole_number(port) or 0) <= PORT_MAX:
         problems.append(
             _problem(
                 f"{host}: tf_port is {port!r}",
-                "1 to 65535",
+                f"{PORT_MIN} to {PORT_MAX}; the servers run without root's rights",
                 f"correct it, or drop it for {DEFAULT_PORT}",
             )
         )

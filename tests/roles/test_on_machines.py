@@ -37,7 +37,7 @@ while not glob.glob("/opt/labctl/venv/lib/python3*/site-packages/tensorflow"):
     time.sleep(0.1)
 kill("uv")
 """
-SILENT_S = 40
+SILENT_S = 20
 # A connection that Ansible kept open ends with the sshd behind it.
 SILENCE_SSH = f"""{KILL}
 time.sleep(1)

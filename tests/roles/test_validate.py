@@ -74,6 +74,7 @@ def test_usable_inventories_pass(changes: tuple[dict[str, Any], ...]) -> None:
         (({}, {"tf_task_index": 0}), "tf_task_index 0 is given to vm0, vm1"),
         (({}, {"tf_task_index": 2}), "tf_task_index of the 2 hosts: 0, 2"),
         (({}, {"tf_port": 0}), "vm1: tf_port is 0"),
+        (({}, {"tf_port": 443}), "vm1: tf_port is 443"),
         (({}, {"tf_port": 99999}), "vm1: tf_port is 99999"),
         (({}, {"tf_port": "ssh"}), "vm1: tf_port is 'ssh'"),
         (({}, {"ansible_host": "192.0.2.10"}), "vm0, vm1 share the data address 192.0.2.10"),
