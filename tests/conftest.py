@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,11 @@ BIN = Path(sys.executable).parent
 LAB_ROOT = Path(os.environ.get("LABCTL_TEST_ROOT", "/var/tmp/labctl-tests"))  # noqa: S108 root-only, 0700
 LAB_NAME = "pytest"
 LEVELS = ("unit", "contract", "integration", "roles", "e2e")
+
+
+def pytest_configure() -> None:
+    """Take SIGINT back: started in the background of a script, it would be ignored here and in every child."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
