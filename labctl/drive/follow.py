@@ -262,6 +262,9 @@ class Follow:
             return None
         if run.remote.boot_id and state.boot_id != run.remote.boot_id:
             return Ending("rebooted", detail=f"{run.remote.node} restarted in mid-run")
+        if not run.remote.boot_id:
+            detail = f"the client was never started on {run.remote.node}: labctl ended before that"
+            return Ending("vanished", detail=detail)
         detail = f"the client is gone from {run.remote.node} and left no {run.distant('exit.json')}"
         return Ending("vanished", detail=detail)
 

@@ -7,6 +7,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from labctl import __version__
@@ -24,7 +25,7 @@ from labctl.lab.cluster import cluster_addresses
 from labctl.node import bundle, wire
 from labctl.runs import owner
 from labctl.runs.events import read_events
-from labctl.runs.record import Failure, RemoteRun, RunRecord, UnitEnded, read_record
+from labctl.runs.record import RUN_FILE, Failure, RemoteRun, RunRecord, UnitEnded, read_record
 from labctl.runs.store import Entry, owned
 from labctl.views.terminal import head_line
 
@@ -45,7 +46,7 @@ def run(session: Session, request: Request, opener: Opener, gate: Gate = doctor_
     ready = prepare(session, request, opener, gate)
     session.observer.stage("checks", _checks_text(session, ready))
     folder = session.store.create_new(session.timeline.origin.unix_s)
-    with owned(folder):
+    with owned(folder), _not_left_empty(session, folder):
         writer = Writer(folder, _first_record(session, request, ready, folder.name))
         head = head_line(session.lab.name, request.parameters, writer.record.tasks, folder.name)
         session.observer.note(head)
@@ -121,8 +122,8 @@ def _first_record(session: Session, request: Request, ready: Ready, run_id: str)
 
 def _start(session: Session, request: Request, writer: Writer) -> None:
     """Bring the client to its node and start it, or keep why not."""
-    writer.write(spans=tuple(session.timeline.spans))
     try:
+        writer.write(spans=tuple(session.timeline.spans))
         with _alone(session):
             _push_and_start(session, request, writer)
     except BaseException as error:
@@ -186,6 +187,17 @@ def _push_and_start(session: Session, request: Request, writer: Writer) -> None:
         ),
         spans=tuple(session.timeline.spans),
     )
+
+
+@contextmanager
+def _not_left_empty(session: Session, folder: Path) -> Iterator[None]:
+    """Take a run's directory back when an interrupt comes before there is anything to say of the run."""
+    try:
+        yield
+    except BaseException:
+        if not (folder / RUN_FILE).exists() and folder.exists():
+            session.store.discard(folder)
+        raise
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from labctl.checks.model import CheckResult
+from labctl.drive import push
 from labctl.drive.follow import SERVER_GRACE_S
 from labctl.drive.interrupts import Interrupts
 from labctl.drive.links import Links
@@ -359,6 +360,36 @@ def test_ctrl_c_ends_the_client_on_its_node(world: World) -> None:
     assert world.file(wire.CANCELLED_FILE) in world.tf0.files
     assert (world.store.root / record.run_id / "logs/tf0/stdout").read_bytes() == b"begun\n"
     assert world.clock.now_s < 10
+
+
+def test_an_interrupt_before_there_is_anything_to_say_leaves_no_record(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(text: str) -> None:
+        raise UserInterruptError(text)
+
+    monkeypatch.setattr(world.notes, "note", interrupt)
+    with pytest.raises(UserInterruptError):
+        world.run()
+    assert list(world.store.root.iterdir()) == []
+
+
+def test_a_run_whose_labctl_died_before_the_start_says_so(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class KilledError(BaseException):
+        pass
+
+    def die(*args: object) -> None:
+        raise KilledError
+
+    monkeypatch.setattr(push, "push", die)
+    with pytest.raises(KilledError):
+        world.run()
+    record = world.attach()
+    assert record.outcome == "failed"
+    assert record.failure is not None
+    assert "never started on tf0" in record.failure.message
 
 
 def test_a_second_ctrl_c_leaves_at_once_and_says_how_to_go_on(world: World) -> None:
