@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 import traceback
@@ -25,6 +26,10 @@ def run(argv: list[str] | None = None) -> int:
     import typer.exceptions
 
     from labctl.cli import app
+
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 is no bug
 
     try:
         value = typer.main.get_command(app).main(

@@ -261,7 +261,7 @@ class _Timeline:
     def roles(self, end_s: float) -> tuple[RoleTime, ...]:
         first: dict[str, float] = {}
         total: dict[str, float] = {}
-        ends = [*(at for at, _ in self.starts[1:]), end_s]
+        ends = [*(at for at, _ in self.starts), end_s][1:]
         for (at, role), until in zip(self.starts, ends, strict=True):
             first.setdefault(role, at)
             total[role] = total.get(role, 0.0) + until - at

@@ -7,16 +7,12 @@ from typing import Annotated
 import typer
 
 from labctl import console
-
-Lab = Annotated[
-    str | None, typer.Option("--lab", metavar="NAME", help="The lab; default: the active one.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+from labctl.cli.options import DebugOption, JsonOption, LabOption
 
 
 def up(
     *,
-    lab: Lab = None,
+    lab: LabOption = None,
     provider: Annotated[
         str, typer.Option(metavar="NAME", help="What makes the machines: rehearsal.")
     ] = "rehearsal",
@@ -32,7 +28,8 @@ def up(
     cpus_per_node: Annotated[
         int | None, typer.Option(metavar="N", help="CPUs of each machine; default an equal share.")
     ] = None,
-    json: Json = False,
+    json: JsonOption = False,
+    debug: DebugOption = False,  # noqa: ARG001 acts in its callback
 ) -> None:
     """Make a lab's machines, keys and inventory, or heal a lab that stands."""
     from labctl.lab.home import Home
@@ -49,16 +46,20 @@ def up(
     console.say(f"lab {name} is {status.state}: {target / 'hosts.yml'}")
     if home.active() != name:
         console.say(f"the active lab is {home.active()}; labctl use {name} makes it this one")
-    console.say("next: labctl provision")
+    if len(status.machines) < 2:
+        console.say("next: labctl up --nodes 2, as TensorFlow's lab is of two or more")
+    else:
+        console.say("next: labctl provision")
 
 
 def down(
     *,
-    lab: Lab = None,
+    lab: LabOption = None,
     force: Annotated[
         bool, typer.Option("--force", help="Forget what cannot be removed, and list it.")
     ] = False,
-    json: Json = False,
+    json: JsonOption = False,
+    debug: DebugOption = False,  # noqa: ARG001 acts in its callback
 ) -> None:
     """Remove a lab's machines and all that labctl made for it; run records stay."""
     from labctl.errors import RefusedError
@@ -83,7 +84,11 @@ def down(
         )
 
 
-def labs(*, json: Json = False) -> None:
+def labs(
+    *,
+    json: JsonOption = False,
+    debug: DebugOption = False,  # noqa: ARG001 acts in its callback
+) -> None:
     """List the labs: provider, nodes, state, cost; the active one is marked."""
     from labctl.lab.home import Home
     from labctl.providers import choose
@@ -99,7 +104,8 @@ def labs(*, json: Json = False) -> None:
 def use(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The lab.")],
     *,
-    json: Json = False,
+    json: JsonOption = False,
+    debug: DebugOption = False,  # noqa: ARG001 acts in its callback
 ) -> None:
     """Make a lab the default of every command."""
     from labctl.lab.home import Home

@@ -86,11 +86,14 @@ def remove(
         list[str], typer.Argument(metavar="RUN...", help="Run ids, prefixes, or `last`.")
     ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also runs that may still go on, their lab being gone.")
+    ] = False,
     lab: LabOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,  # noqa: ARG001 acts in its callback
 ) -> int:
-    """Remove runs from the store; a running one is refused."""
+    """Remove runs from the store; one that runs, or may still, is refused."""
     import sys
 
     from labctl.console import out, out_json, say
@@ -109,7 +112,7 @@ def remove(
         if not typer.confirm(f"remove {len(entries)} of them for good?", err=True):
             say("nothing was removed")
             return 0
-    removed = [str(store.remove(run_id)) for run_id in entries]
+    removed = [str(store.remove(run_id, force=force)) for run_id in entries]
     if json:
         out_json({"removed": removed})
     else:

@@ -18,7 +18,7 @@ from labctl.drive.links import Machine
 from labctl.drive.places import JOIN_SERVICE, STATE_DIR, Places
 from labctl.drive.session import Session, Writer
 from labctl.drive.watch import read_server
-from labctl.errors import LabctlError
+from labctl.errors import LabctlError, UnreachableError
 from labctl.node import wire
 from labctl.remote.follow import Follower
 from labctl.remote.journal import save_journal
@@ -73,6 +73,9 @@ def collect(session: Session, writer: Writer) -> dict[str, Any]:
 
     Returns:
         The fields of the record that this changes.
+
+    Raises:
+        UnreachableError: Task 0's node is out of reach: its files can still be had later.
     """
     links, record = session.links, writer.record
     clock = [*record.clock, *_clocks(session, writer)]
@@ -87,14 +90,15 @@ def collect(session: Session, writer: Writer) -> dict[str, Any]:
             start.stop_servers(links)
     record = replace(record, clock=tuple(clock))
     job = _Job(writer.folder, record, session.where)
-    fetches = [links.client.submit(lambda machine: _client_files(machine, job))]
-    fetches += [link.submit(lambda machine: _server_files(machine, job)) for link in workers]
-    files: list[StoredFile] = []
-    for haul in fetches:
+    own = links.client.submit(lambda machine: _client_files(machine, job))
+    theirs = [link.submit(lambda machine: _server_files(machine, job)) for link in workers]
+    hauls = []
+    for fetch in theirs:
         with writer.tolerating(LabctlError):
-            got = haul.result()
-            files += got.files
-            writer.warnings += got.problems
+            hauls.append(fetch.result())
+    hauls.insert(0, own.result())
+    files = [file for haul in hauls for file in haul.files]
+    writer.warnings += [problem for haul in hauls for problem in haul.problems]
     events = read_events(writer.folder)
     write_steps(writer.folder, events)
     return {
@@ -186,7 +190,10 @@ def _trace_files(machine: Machine, directory: str) -> list[str]:
 
 @contextmanager
 def _noting(haul: _Haul) -> Iterator[None]:
+    """Note what cannot be had of a node; that the node itself is out of reach goes on up."""
     try:
         yield
+    except UnreachableError:
+        raise
     except LabctlError as error:
         haul.problems.append(error.found)

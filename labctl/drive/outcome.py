@@ -66,6 +66,9 @@ def judge(
         servers: Join servers that are not those from the start when all is over.
         has_result: The experiment reports a result (a script need not).
     """
+    if ending.why == "lost":
+        failure = Failure("connection-lost", ending.detail, "labctl attach goes on with it")
+        return Judgement("lost", failure)
     if ending.server is not None:
         servers = [ending.server, *(each for each in servers if each.node != ending.server.node)]
     if succeeded(ending.end):
@@ -74,11 +77,11 @@ def judge(
         return Judgement("wrong", Failure("wrong-result", _wrong_text(events)))
     if (stopped := _stopped(ending, events)) is not None:
         return stopped
+    if ending.why == "rebooted":
+        return _failed("node-rebooted", ending.detail, _AGAIN)
     if servers:
         change = servers[0]
         return _failed(f"server-{change.kind}", change.text, _AGAIN)
-    if ending.why == "rebooted":
-        return _failed("node-rebooted", ending.detail, _AGAIN)
     if ending.end is None:
         return _failed("no-end", ending.detail or "the client is gone and left no end")
     return _client_failed(ending.end, events)
@@ -95,10 +98,7 @@ def _ended_well(
 
 
 def _stopped(ending: Ending, events: Sequence[Event]) -> Judgement | None:
-    """Return what a run came to that was ended on purpose or is out of sight."""
-    if ending.why == "lost":
-        failure = Failure("connection-lost", ending.detail, "labctl attach goes on with it")
-        return Judgement("lost", failure)
+    """Return what a run came to that was ended on purpose."""
     if ending.why == "cancelled":
         return Judgement("cancelled", Failure("cancelled", "cancelled by the user"))
     if ending.why == "timeout" or (ending.end is not None and ending.end.result == "timeout"):

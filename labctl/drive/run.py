@@ -7,6 +7,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,13 @@ from labctl.drive.plan import Request
 from labctl.drive.preflight import Gate, Ready, doctor_gate, prepare
 from labctl.drive.session import Session, Writer
 from labctl.drive.watch import ServerWatch, changes, read_server
-from labctl.errors import ConnectionLostError, LabBusyError, LabctlError, UserInterruptError
+from labctl.errors import (
+    ConnectionLostError,
+    LabBusyError,
+    LabctlError,
+    UnreachableError,
+    UserInterruptError,
+)
 from labctl.lab.cluster import cluster_addresses
 from labctl.node import bundle, wire
 from labctl.runs import owner
@@ -250,12 +257,44 @@ def _to_the_end(session: Session, writer: Writer) -> RunRecord:
         ended_s = record.since_origin_s(remote.node, ending.end.ended_at_s)
         timeline.add("notice", max(began_s, ended_s), timeline.now_s())
     if ending.why == "lost":
-        verdict = judge(ending, (), (), has_result=False)
-        return writer.write(outcome="lost", failure=verdict.failure, **_closing(session))
+        return _lost(session, writer, ending)
     session.observer.stage("collecting")
     with timeline.span("collect"):
-        collected = collect.collect(session, writer)
+        try:
+            collected = _collected(session, writer)
+        except UnreachableError as error:
+            ending = replace(ending, why="lost", detail=error.found)
+        else:
+            ending = _with_reboot(session, remote, ending)
+    if ending.why == "lost":
+        return _lost(session, writer, ending)
     return _finish(session, writer, ending, collected)
+
+
+def _collected(session: Session, writer: Writer) -> dict[str, Any]:
+    """Collect what the run left, over a new connection if the first one breaks."""
+    try:
+        return collect.collect(session, writer)
+    except UnreachableError:
+        session.links.client.reopen()
+        return collect.collect(session, writer)
+
+
+def _with_reboot(session: Session, remote: RemoteRun, ending: Ending) -> Ending:
+    """Tell a client that went down with its node from one that a signal ended."""
+    by_signal = ending.end is not None and ending.end.exit_code != "exited"
+    if not (ending.why == "ended" and by_signal and remote.boot_id):
+        return ending
+    with suppress(LabctlError):
+        state = session.links.client.call(lambda machine: machine.units.state(RUN_UNIT))
+        if state.boot_id != remote.boot_id:
+            return replace(ending, why="rebooted", detail=f"{remote.node} restarted in mid-run")
+    return ending
+
+
+def _lost(session: Session, writer: Writer, ending: Ending) -> RunRecord:
+    verdict = judge(ending, (), (), has_result=False)
+    return writer.write(outcome="lost", failure=verdict.failure, **_closing(session))
 
 
 def _finish(

@@ -153,12 +153,16 @@ class RunStore:
         found.readable()
         return found
 
-    def remove(self, run: str) -> Path:
+    def remove(self, run: str, *, force: bool = False) -> Path:
         """Remove a run's directory and return where it was.
+
+        Args:
+            run: Its id, a unique prefix or `last`.
+            force: Also one that may still go on at its node, with no labctl that follows it.
 
         Raises:
             RecordError: There is no such run.
-            RefusedError: A labctl follows it.
+            RefusedError: A labctl follows it, or it may still go on.
         """
         found = self.entry(run)
         if found.state == "running":
@@ -166,6 +170,13 @@ class RunStore:
                 f"run {found.run_id} is running",
                 expected="a run that has ended",
                 do=f"labctl cancel {found.run_id}, or wait for its end",
+            )
+        if found.record is not None and found.record.open and not force:
+            raise RefusedError(
+                f"run {found.run_id} is {found.state}: it may still go on at {found.record.remote.node}",
+                expected="a run that was brought to its end",
+                do=f"labctl attach {found.run_id} or labctl cancel {found.run_id} first; "
+                "--force if its lab is gone",
             )
         self.discard(found.path)
         return found.path

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from labctl.checks.model import CheckResult
-from labctl.drive import push
+from labctl.drive import collect, push
 from labctl.drive.follow import SERVER_GRACE_S
 from labctl.drive.interrupts import Interrupts
 from labctl.drive.links import Links
@@ -488,6 +488,43 @@ def test_a_node_that_restarts_takes_the_run_with_it(world: World) -> None:
     assert record.failure is not None
     assert record.failure.kind == "node-rebooted"
     assert world.clock.now_s < 15
+
+
+def test_a_node_that_goes_down_cleanly_is_told_from_a_signal(world: World) -> None:
+    def reboot() -> None:
+        world.units.finish(RUN_UNIT, UnitEnd("success", "killed", "TERM", world.clock.now_s))
+        state = world.units.states[RUN_UNIT]
+        world.units.states[RUN_UNIT] = replace(state, boot_id="another")
+
+    world.client = endless_client
+    world.clock.after(5.0, reboot)
+    record = world.run()
+    assert record.failure is not None
+    assert (record.failure.kind, record.failure.message) == (
+        "node-rebooted",
+        "tf0 restarted in mid-run",
+    )
+
+
+def test_files_out_of_reach_leave_the_run_open_and_attach_fetches_them(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node goes down when the run has ended and before its files are home."""
+    fetch = collect.collect
+
+    def out_of_reach(*args: Any) -> dict[str, Any]:
+        world.tf0.broken = True
+        return fetch(*args)
+
+    world.client = good_client
+    monkeypatch.setattr(collect, "collect", out_of_reach)
+    record = world.run()
+    assert (record.outcome, record.open) == ("lost", True)
+    monkeypatch.undo()
+    world.tf0.broken = False
+    attached = world.attach()
+    assert attached.outcome == "ok"
+    assert {file.path for file in attached.files} >= {"events.jsonl", "logs/tf0/stdout"}
 
 
 def test_a_detached_run_is_left_alone_until_attach(world: World) -> None:

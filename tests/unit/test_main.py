@@ -3,8 +3,10 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import typer
 
 from labctl import __main__, errors
 from labctl.cli import app
@@ -100,3 +102,22 @@ def test_a_full_or_closed_disk_is_no_bug(
     raising.append(OSError(number, os.strerror(number), "/labs/x"))
     assert __main__.run(["boom"]) == 3
     assert f"{os.strerror(number)}: /labs/x" in capsys.readouterr().err
+
+
+def commands() -> list[tuple[str, typer.core.TyperCommand]]:
+    def below(name: str, command: Any) -> list[tuple[str, Any]]:
+        children = getattr(command, "commands", {})
+        if not children:
+            return [(name, command)]
+        return [each for key, child in children.items() for each in below(f"{name} {key}", child)]
+
+    return below("labctl", typer.main.get_command(app))
+
+
+@pytest.mark.parametrize(("name", "command"), commands(), ids=str)
+def test_every_command_has_help_and_the_common_options(name: str, command: Any) -> None:
+    assert command.help
+    options = {option for parameter in command.params for option in parameter.opts}
+    assert {"--json", "--debug"} <= options
+    if name not in {"labctl labs", "labctl use"}:
+        assert "--lab" in options

@@ -21,6 +21,10 @@ def test_tasks_add_up_to_roles_in_the_order_of_their_first() -> None:
     assert found == [("base", 1.0, 3.0), ("tf", 3.0, 4.0), ("Check", 8.0, 2.0)]
 
 
+def test_a_playbook_without_a_task_has_no_roles() -> None:
+    assert _Timeline().roles(3.0) == ()
+
+
 def test_ignored_failures_are_none_and_the_recap_has_every_host() -> None:
     timeline = _Timeline()
     failed = {

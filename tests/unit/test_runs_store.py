@@ -128,6 +128,16 @@ def test_only_an_ended_run_is_removed(store: RunStore) -> None:
     assert [path.name for path in store.root.iterdir()] == ["20261130T141502Z-000001"]
 
 
+def test_a_run_that_may_still_go_on_is_removed_only_by_force(store: RunStore) -> None:
+    add(store, "20261130T141502Z-000001", "running", None)
+    add(store, "20261130T141503Z-000002", "lost", None)
+    for run_id in ("20261130T141502Z-000001", "20261130T141503Z-000002"):
+        with pytest.raises(RefusedError, match="may still go on"):
+            store.remove(run_id)
+        store.remove(run_id, force=True)
+    assert store.entries() == []
+
+
 def test_a_run_has_one_owner_at_a_time(store: RunStore) -> None:
     folder = add(store, "20261130T141502Z-000001")
     with owned(folder), pytest.raises(LabBusyError, match="another labctl follows"), owned(folder):
