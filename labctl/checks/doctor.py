@@ -93,7 +93,7 @@ CHECKS: tuple[Check, ...] = (
     Check("proxies", judge_proxies, preflight=True),
     Check("clock", judge_clock, ports=True, thorough=True),
     Check("cpu", judge_cpu, loopback=True),
-    Check("disk", judge_disk, loopback=True),
+    Check("disk", judge_disk, preflight=True, loopback=True),
 )
 NAMES = frozenset(check.name for check in CHECKS)
 
@@ -104,6 +104,7 @@ _TELLING = (
     "sudo",
     "leftovers",
     "gpu",
+    "disk",
     "venv",
     "tensorflow",
     "spec",

@@ -19,7 +19,7 @@ from labctl.remote.capture import sudo_refused
 from labctl.remote.units import busy
 
 ROOM_BYTES = {"/tmp": 100 << 20}  # noqa: S108 a path on the nodes
-DEFAULT_ROOM_BYTES = 500 << 20
+DEFAULT_ROOM_BYTES = 200 << 20
 MIN_INODES = 1000
 MAX_OFFSET_S = 0.1
 DEAD_AFTER_S = 600.0

@@ -22,7 +22,7 @@ from labctl.errors import (
 )
 from labctl.node import wire
 from labctl.remote.follow import Follower
-from labctl.remote.units import UnitEnd
+from labctl.remote.units import EXIT_FILE, UnitEnd
 from labctl.runs.events import EventStream
 from labctl.runs.observer import Observer, Progress
 from labctl.runs.record import EVENTS_FILE, INDEX_FILE, LOGS_DIR, RemoteRun
@@ -35,6 +35,8 @@ SERVER_GRACE_S = (
 LOST_GRACE_S = 60.0  # beyond the run's deadline, a node may still come back
 _BACKOFF_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 _GONE_AFTER = 3  # looks at a unit that neither runs nor has an end
+_ROOM_S = 10.0
+_LITTLE_ROOM = 1 << 20  # bytes
 _BLOCK = 4 * 1024 * 1024
 STREAMS = (wire.STDOUT_FILE, wire.STDERR_FILE)
 
@@ -265,8 +267,19 @@ class Follow:
         if not run.remote.boot_id:
             detail = f"the client was never started on {run.remote.node}: labctl ended before that"
             return Ending("vanished", detail=detail)
-        detail = f"the client is gone from {run.remote.node} and left no {run.distant('exit.json')}"
+        room = self._link.call(self._room)
+        detail = (
+            f"the client is gone from {run.remote.node} and left no {run.distant(EXIT_FILE)}{room}"
+        )
         return Ending("vanished", detail=detail)
+
+    def _room(self, machine: Machine) -> str:
+        """Return what there is to say of the room where the end should have been written."""
+        argv = ["df", "--block-size=1", "--output=avail", self._run.remote.directory]
+        said = machine.executor.run(argv, timeout_s=_ROOM_S).text.splitlines()
+        if not said or not said[-1].strip().isdecimal() or int(said[-1]) >= _LITTLE_ROOM:
+            return ""
+        return f": its disk is full ({int(said[-1]) >> 10} KiB free)"
 
     def _reconnect(self, why: str) -> Ending | None:
         """Try to reach the node again until its run must be over; None when it answers."""

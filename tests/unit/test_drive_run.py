@@ -94,6 +94,7 @@ class World:
     results: list[CheckResult] = field(default_factory=list)
     client: Callable[[World, str], None] | None = None
     journal: bytes = b""
+    room: bytes = b"     Avail\n  99999999999\n"
 
     def __post_init__(self) -> None:
         nodes = tuple(
@@ -199,6 +200,7 @@ class World:
         machine.on(("ls",), Reply(b""))
         machine.on(("rm",), Reply())
         machine.on(("find",), Reply(b""))
+        machine.on(("df",), lambda _: Reply(self.room))
         machine.on(("sh",), shell)
         machine.on((PYTHON,), Reply(b'{"python": "3.11.2", "tensorflow": "2.21.0", "cpus": 1}'))
         machine.on(CLOCK_ARGV, lambda _: Reply(str(machine.clock_ns()).encode() + b"\n"))
@@ -525,6 +527,19 @@ def test_files_out_of_reach_leave_the_run_open_and_attach_fetches_them(
     attached = world.attach()
     assert attached.outcome == "ok"
     assert {file.path for file in attached.files} >= {"events.jsonl", "logs/tf0/stdout"}
+
+
+def test_an_end_that_found_no_room_is_told(world: World) -> None:
+    def vanish() -> None:
+        state = world.units.states[RUN_UNIT]
+        world.units.states[RUN_UNIT] = replace(state, active="inactive", description="")
+
+    world.client = endless_client
+    world.clock.after(5.0, vanish)
+    world.room = b"     Avail\n    4096\n"
+    record = world.run()
+    assert record.failure is not None
+    assert record.failure.message.endswith("its disk is full (4 KiB free)")
 
 
 def test_a_detached_run_is_left_alone_until_attach(world: World) -> None:
