@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from labctl.checks.collect import CLIENT_UNIT, NODE_PYTHON, RUNS_DIR
+from labctl.checks.collect import CLIENT_UNIT, NODE_PYTHON, RUNS_DIR, SERVER_UNIT
 from labctl.checks.facts import NodeFacts, Observed
 from labctl.checks.model import Verdict, fail, mib, ok, on, skipped, span
 from labctl.errors import (
@@ -232,6 +232,8 @@ def judge_leftovers(seen: Observed, node: Node) -> Verdict:
         if pids
         else f"sudo ss -tlnp 'sport = {node.tf_port}'"
     )
+    if held and held[0].unit == SERVER_UNIT:
+        kill = "sudo systemctl disable --now tf-join-server"  # killed, it would be started again
     do = on(node, kill)
     return fail(found, expected, do, LabBusyError(found, expected=expected, do=do))
 

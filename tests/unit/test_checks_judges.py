@@ -227,6 +227,13 @@ def test_the_way_back_to_task_0_is_checked_too() -> None:
     )
 
 
+def test_a_join_server_on_task_0s_port_is_stopped_by_its_unit_not_killed() -> None:
+    held = {"pid": 911, "command": "python", "unit": "tf-join-server.service"}
+    do = result(healthy(tf0={"holders": [held]}, listener=None), "leftovers", "tf0").do or ""
+    assert "systemctl disable --now tf-join-server" in do
+    assert "kill" not in do
+
+
 def test_a_foreign_holder_of_task_0s_port_is_a_leftover_not_a_port_fault() -> None:
     seen = healthy(tf0={"holders": [NC]}, listener=None)
     assert failed(seen) == {("leftovers", "tf0")}
