@@ -306,7 +306,10 @@ def spec_facts(path: str) -> Facts:
     try:
         with open(path, "rb") as file:  # noqa: PTH123 as above
             text = file.read(1 << 16).decode("utf-8", "replace")
-            return {"text": text, "mtime_s": os.fstat(file.fileno()).st_mtime, "error": None}
+            stat = os.fstat(file.fileno())
+            # A copy may keep an old mtime; that it was put there is in its ctime.
+            changed_s = max(stat.st_mtime, stat.st_ctime)
+            return {"text": text, "mtime_s": changed_s, "error": None}
     except OSError as error:
         return {"text": None, "mtime_s": None, "error": error.strerror}
 

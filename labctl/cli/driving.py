@@ -146,6 +146,8 @@ def live_logs(
             raise UsageError(
                 "the loopback lab has join servers only while a run lasts", do="labctl logs last"
             )
+        if nodes == (session.lab.client.name,):
+            say(f"{nodes[0]} has no join server; labctl logs RUN has what its runs wrote")
         lines = server_lines(
             session.links,
             session.timeline,

@@ -95,7 +95,7 @@ def compare(before: ServerState, now: ServerState) -> ServerChange | None:
         return ServerChange(before.node, "rebooted", started_at_s)
     if now.active in {"inactive", "failed"}:
         return ServerChange(before.node, "stopped", None)
-    if now.invocation_id != before.invocation_id:
+    if now.invocation_id != before.invocation_id or now.active == "activating":
         return ServerChange(before.node, "restarted", started_at_s)
     return None
 

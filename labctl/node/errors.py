@@ -29,7 +29,7 @@ HINTS: dict[str, tuple[str, str]] = {
     ),
     PEER_UNAVAILABLE: (
         "every task reaching every other, task 0's port included, with the same cluster spec",
-        "labctl check",
+        "labctl run --fresh restarts the servers first; labctl check looks for more",
     ),
     WRONG_CLUSTER: (
         "each address of the cluster spec leading to the task that it names",

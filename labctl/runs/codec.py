@@ -6,6 +6,7 @@ Unknown keys are dropped, so that a record with an additional field of the same 
 from __future__ import annotations
 
 import dataclasses
+import sys
 import types
 import typing
 from typing import Any, TypeVar
@@ -64,9 +65,8 @@ def _value(hint: Any, data: Any, place: str) -> Any:
     if dataclasses.is_dataclass(hint):
         return decode(typing.cast("type[Any]", hint), data, place)
     if hint is float:
-        _expect(
-            isinstance(data, int | float) and not isinstance(data, bool), data, place, "a number"
-        )
+        number = isinstance(data, int | float) and not isinstance(data, bool)
+        _expect(number and abs(data) <= sys.float_info.max, data, place, "a finite number")
         return float(data)
     if hint is int:
         return _expect(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,12 +11,15 @@ from labctl.analysis.ledger import Ledger, run_ledger
 from labctl.analysis.steps import StepStats, step_stats, steps_of
 from labctl.console import safe_text
 from labctl.lab.model import LOOPBACK
+from labctl.node import wire
 from labctl.runs.events import Event, read_events
-from labctl.runs.record import Parameters, RunRecord
+from labctl.runs.record import LOGS_DIR, Parameters, RunRecord
 from labctl.runs.store import Entry
 from labctl.views.run_object import result_of
 
 _BAR = 32
+_OUTPUT_LINES = 10
+_OUTPUT_BYTES = 4096
 _SHORT = 0.005  # phases below this part of the wall time share one row
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -55,6 +59,8 @@ def run_lines(entry: Entry) -> list[str]:
     record = entry.readable()
     events = read_events(entry.path)
     lines = [_result_line(entry, record, events)]
+    if record.parameters.experiment == "script":
+        lines += _output_lines(entry, record)
     if record.wall_s is not None:
         lines += ["", *_ledger_lines(run_ledger(record, events), record), ""]
     steps = steps_of(events)
@@ -88,6 +94,23 @@ def _result_line(entry: Entry, record: RunRecord, events: Sequence[Event]) -> st
     if state == "interrupted":
         parts.append("its labctl has ended; the run may go on")
     return ", ".join(parts)
+
+
+def _output_lines(entry: Entry, record: RunRecord) -> list[str]:
+    """Return the end of what a script printed."""
+    try:
+        with (entry.path / LOGS_DIR / record.remote.node / wire.STDOUT_FILE).open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _OUTPUT_BYTES))
+            said = file.read().splitlines()
+    except OSError:
+        return []
+    if not said:
+        return []
+    shown = said[-_OUTPUT_LINES:]
+    whole = size <= _OUTPUT_BYTES and len(shown) == len(said)
+    head = "  printed" if whole else f"  printed {size} bytes, the end of it"
+    return ["", head, *(f"    {safe_text(line)}" for line in shown)]
 
 
 @dataclass(slots=True)

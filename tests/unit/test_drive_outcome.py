@@ -107,6 +107,7 @@ BEFORE = ServerState("tf1", "active", "one", 100.0, "boot")
         (("active", "one", 100.0, "boot"), None),
         (("active", "two", 160.0, "boot"), "restarted"),
         (("activating", "two", 160.0, "boot"), "restarted"),
+        (("activating", "one", 100.0, "boot"), "restarted"),  # killed, and systemd is at it
         (("inactive", "one", 100.0, "boot"), "stopped"),
         (("failed", "one", 100.0, "boot"), "stopped"),
         (("active", "two", 160.0, "another"), "rebooted"),

@@ -86,6 +86,8 @@ def test_unknown_fields_of_the_same_format_are_no_damage() -> None:
         ({"outcome": "fine"}, "outcome"),
         ({"tasks": "2"}, "tasks"),
         ({"wall_s": "long"}, "wall_s"),
+        ({"wall_s": float("inf")}, "wall_s"),
+        ({"wall_s": float("nan")}, "wall_s"),
         ({"origin": None}, "origin"),
         ({"clock": [{"node": "tf0"}]}, "clock[0].at_s is missing"),
         ({"tags": {"a": 1}}, "tags.a"),

@@ -117,6 +117,28 @@ def test_a_run_in_progress_has_no_ledger_yet(entry: Entry) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("printed", "shown"),
+    [
+        (b"", []),
+        (b"one\n\x1b[2Jtwo", ["  printed", "    one", "    \\x1b[2Jtwo"]),
+        (b"x\n" * 12, ["  printed 24 bytes, the end of it", *["    x"] * 10]),
+        (b"y" * 5000, ["  printed 5000 bytes, the end of it", "    " + "y" * 4096]),
+    ],
+)
+def test_the_end_of_what_a_script_printed_is_shown(
+    entry: Entry, printed: bytes, shown: list[str]
+) -> None:
+    record = entry.readable()
+    parameters = replace(record.parameters, experiment="script", script="x.py")
+    write_record(entry.path, replace(record, parameters=parameters))
+    (entry.path / "logs/tf0/stdout").write_bytes(printed)
+    lines = run_lines(RunStore(entry.path.parents[1]).find("last"))
+    after = lines[2 : 2 + len(shown)]
+    assert after == shown
+    assert lines[2 + len(shown) + bool(shown)].startswith("  where") or not shown
+
+
 def test_a_failure_is_said_and_its_text_is_harmless(entry: Entry) -> None:
     failure = Failure("script", "no \x1b[31mluck\nsecond line", "try again")
     write_record(entry.path, replace(entry.readable(), outcome="failed", failure=failure))
