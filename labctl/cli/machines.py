@@ -68,6 +68,8 @@ def down(
 
     home = Home.find()
     name = choose.lab_to_remove(home, lab)
+    if lab is None and name != choose.DEFAULT_LAB and name != home.active():
+        console.say(f"taking down lab {name}")
     receipt = choose.provider_of(home, name).down(name, force=force, report=console.say)
     if json:
         console.out_json(receipt.to_dict())

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +19,11 @@ from labctl.errors import ConfigError
 from labctl.lab.model import LOOPBACK
 
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}\Z")
+# What Ansible passes over in an inventory directory (its defaults), as no inventory source.
+_NO_SOURCE = re.compile(
+    r"^\.|^(host_vars|group_vars|vars_plugins)$|~$"
+    r"|\.(pyc|pyo|swp|bak|rpm|md|txt|rst|orig|cfg|retry)$"
+)
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -32,6 +40,13 @@ def check_lab_name(name: str) -> str:
             do="choose another name for --lab",
         )
     return name
+
+
+def inventory_sources(folder: Path) -> list[str]:
+    """Return the names in an inventory directory that Ansible reads as an inventory, sorted; variables are none."""
+    if not folder.is_dir():
+        return []
+    return sorted(entry.name for entry in folder.iterdir() if not _NO_SOURCE.search(entry.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +96,42 @@ class Home:
         return self.root / ".lab" / check_lab_name(lab)
 
     def make_local_dir(self, lab: str) -> Path:
-        """Make `.lab/<lab>` with mode 0700 and return it."""
+        """Make `.lab/<lab>` with mode 0700 and return it.
+
+        Raises:
+            ConfigError: It cannot be made.
+        """
         folder = self.local_dir(lab)
-        for each in (folder.parent, folder):
-            each.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make(folder, mode=0o700)
         return folder
 
+    def prepare(self, lab: str) -> list[Path]:
+        """Make `.lab/<lab>` and `inventory/`, and see that files can be made there and in `inventory/<lab>`.
+
+        Returns:
+            The directories made, each before its parent.
+
+        Raises:
+            ConfigError: They cannot; nothing was made then.
+        """
+        private = self.local_dir(lab)
+        made = _make(self.root, mode=0o755)
+        try:
+            made[:0] = _make(private, mode=0o700)
+            made[:0] = _make(self.inventories, mode=0o755)
+            for folder in (private, self.inventories, self.inventory(lab)):
+                if folder.is_dir():
+                    try:
+                        tempfile.TemporaryFile(dir=folder).close()
+                    except OSError as error:
+                        raise _unusable(folder, error) from error
+        except ConfigError:
+            remove_empty(made)
+            raise
+        return made
+
     def labs(self) -> list[str]:
-        """Return the names of all labs that have an inventory directory, sorted."""
+        """Return the names of all labs that have an inventory, sorted; variables alone are none."""
         if not self.inventories.is_dir():
             return []
         return sorted(
@@ -98,7 +141,15 @@ class Home:
             and not entry.is_symlink()
             and _NAME.match(entry.name)
             and entry.name != "example"
+            and inventory_sources(entry)
         )
+
+    def local_names(self) -> list[str]:
+        """Return the names of the directories in `.lab/`, sorted; none if it may not be read."""
+        with suppress(OSError):
+            entries = (self.root / ".lab").iterdir()
+            return sorted(each.name for each in entries if _NAME.match(each.name))
+        return []
 
     def active(self) -> str | None:
         """Return the active lab's name, or None when no lab is active or the link dangles."""
@@ -111,13 +162,15 @@ class Home:
         """Point `inventory/active` at a lab, atomically.
 
         Raises:
-            ConfigError: The lab has no inventory directory.
+            ConfigError: The lab has no inventory.
         """
-        if not self.inventory(lab).is_dir():
+        folder = self.inventory(lab)
+        if not inventory_sources(folder):
+            lack = "has no inventory file in it" if folder.is_dir() else "does not exist"
             raise ConfigError(
-                f"no lab {lab!r}: {self.inventory(lab)} does not exist",
+                f"no lab {lab!r}: {folder} {lack}",
                 expected=f"one of {', '.join(self.labs()) or '(none yet)'}",
-                do="labctl up, or copy inventory/example to inventory/<lab> and edit it",
+                do=f"labctl up --lab {lab}, or copy inventory/example to inventory/{lab} and edit it",
             )
         link, fresh = self.inventories / "active", self.inventories / f".active-{os.getpid()}"
         fresh.unlink(missing_ok=True)
@@ -144,3 +197,36 @@ class Home:
                 do=f"labctl up, labctl use NAME, or --lab {LOOPBACK} for two processes on this machine",
             )
         return check_lab_name(name)
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove directories that are empty, in the order given; the others stay."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _make(folder: Path, *, mode: int) -> list[Path]:
+    """Make a directory and its parents; returns those made, each before its parent.
+
+    Raises:
+        ConfigError: One cannot be made; what was made before it is removed.
+    """
+    made: list[Path] = []
+    for each in reversed((folder, *folder.parents)):
+        try:
+            if not each.is_dir():
+                each.mkdir(mode=mode, exist_ok=True)
+                made.insert(0, each)
+        except OSError as error:
+            remove_empty(made)
+            raise _unusable(each, error) from error
+    return made
+
+
+def _unusable(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"{folder} cannot be written: {error.strerror}",
+        expected="a directory in which labctl may make inventory/ and .lab/",
+        do="cd to one, or set LABCTL_HOME to it",
+    )

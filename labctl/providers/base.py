@@ -90,6 +90,7 @@ class Receipt:
             "left": list(self.left),
             "forgotten": list(self.forgotten),
             "cost": self.cost,
+            "kept": list(self.kept),
         }
 
 

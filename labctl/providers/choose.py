@@ -54,8 +54,27 @@ def lab_to_make(home: Home, lab: str | None) -> str:
 
 
 def lab_to_remove(home: Home, lab: str | None) -> str:
-    """Return the lab that `down` means: the named one, `LABCTL_LAB`, the active one, else `rehearsal`."""
-    return check_lab_name(lab or os.environ.get("LABCTL_LAB") or home.active() or DEFAULT_LAB)
+    """Return the lab that `down` means: the named one, `LABCTL_LAB`, the active one, the only half-made one.
+
+    Any other complete lab but `rehearsal` is taken only by its name: a second `labctl down` takes no other lab.
+
+    Raises:
+        ConfigError: It could be one of several.
+    """
+    name = lab or os.environ.get("LABCTL_LAB") or home.active()
+    if name is not None:
+        return check_lab_name(name)
+    rehearsal = RehearsalProvider(home)
+    found = set(rehearsal.half_made())
+    if rehearsal.owns(DEFAULT_LAB):
+        found.add(DEFAULT_LAB)
+    if len(found) > 1:
+        raise ConfigError(
+            f"no lab is active, and labctl down could mean {' or '.join(sorted(found))}",
+            expected="the lab's name",
+            do="labctl down --lab NAME",
+        )
+    return found.pop() if found else DEFAULT_LAB
 
 
 def provider_of(home: Home, lab: str) -> Provider:
@@ -162,9 +181,15 @@ class LabRow:
 
 
 def lab_rows(home: Home) -> list[LabRow]:
-    """Return all labs that have an inventory, by name."""
+    """Return all labs that have an inventory, and those that a broken-off `up` left without one, by name."""
     active = home.active()
-    return [_row(home, name, active=name == active) for name in home.labs()]
+    rows = [_row(home, name, active=name == active) for name in home.labs()]
+    rehearsal = RehearsalProvider(home)
+    for name in rehearsal.half_made():
+        status = rehearsal.status(name)
+        count = len(status.machines)
+        rows.append(LabRow(name, rehearsal.name, count, "partly", name == active, status.cost))
+    return sorted(rows, key=lambda row: row.name)
 
 
 def _row(home: Home, name: str, *, active: bool) -> LabRow:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,10 +108,10 @@ class LabIdentity:
         return f"labctl-{self.id}-{node}"
 
     def check_state_dir(self) -> None:
-        """Check that mount options can name the state directory.
+        """Check that the state directory can be made and written, and that mount options can name it.
 
         Raises:
-            ConfigError: It has a character in it that they cannot quote.
+            ConfigError: It cannot, or it has a character in it that they cannot quote.
         """
         if set(str(self.state)) & set(",:\\ \t\n"):
             raise ConfigError(
@@ -118,6 +119,16 @@ class LabIdentity:
                 expected="a path without blanks, commas, colons and backslashes",
                 do="unset LABCTL_STATE_DIR, or choose another directory",
             )
+        labs = self.base.parent
+        try:
+            labs.mkdir(mode=0o755, parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=labs).close()
+        except OSError as error:
+            raise ConfigError(
+                f"{labs} cannot be written: {error.strerror}",
+                expected="a directory for machines, on a disk of this host",
+                do="set LABCTL_STATE_DIR to one",
+            ) from error
 
     @property
     def base(self) -> Path:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 from ipaddress import IPv4Address, IPv4Network
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from labctl.errors import ConfigError
+from labctl.lab.home import inventory_sources
 from labctl.providers.identity import node_name
 from labctl.providers.image import ADMIN
 from labctl.providers.keys import KEY, ssh_options
@@ -91,12 +94,7 @@ def is_ours(folder: Path) -> bool:
 
 def foreign(folder: Path) -> list[str]:
     """Return the inventory files in a directory that labctl did not write; variables are not among them."""
-    return sorted(
-        entry.name
-        for entry in (folder.iterdir() if folder.is_dir() else ())
-        if entry.name not in {"group_vars", "host_vars"}
-        and not (entry.name == HOSTS and is_ours(folder))
-    )
+    return [name for name in inventory_sources(folder) if not (name == HOSTS and is_ours(folder))]
 
 
 def check_writable(folder: Path) -> None:
@@ -115,23 +113,49 @@ def check_writable(folder: Path) -> None:
 
 
 def write(folder: Path, local_dir: Path, subnet: IPv4Network, nodes: int) -> list[str]:
-    """Write a lab's inventory; a group_vars file that the user edited stays. Returns notes for the user."""
+    """Write a lab's inventory; what the user edited stays: group_vars as it is, hosts.yml under another name.
+
+    Returns:
+        Notes for the user.
+    """
     (folder / "group_vars").mkdir(mode=0o755, parents=True, exist_ok=True)
-    _replace(folder / HOSTS, hosts_text(local_dir, subnet, nodes))
+    notes = _write_hosts(folder, hosts_text(local_dir, subnet, nodes))
     variables = folder / GROUP_VARS
     text = group_vars_text(host_address(subnet))
     if not variables.exists() or is_sealed(variables.read_text(errors="replace")):
         _replace(variables, text)
-        return []
+        return notes
     cidr = f"{host_address(subnet)}/32"
     if cidr in variables.read_text(errors="replace"):
-        return []
-    return [f"{variables} is yours and stays; lab_admin_cidrs there should have {cidr}"]
+        return notes
+    return [*notes, f"{variables} is yours and stays; lab_admin_cidrs there should have {cidr}"]
+
+
+def _write_hosts(folder: Path, text: str) -> list[str]:
+    """Write `hosts.yml` anew; one that the user edited is kept beside it, where Ansible does not read it."""
+    file, notes = folder / HOSTS, []
+    if file.exists():
+        old = file.read_text(errors="replace")
+        if old != text and not is_sealed(old):
+            kept = _free_name(folder)
+            shutil.copyfile(file, kept)
+            notes = [
+                f"{file} was edited and is written anew; your version is {kept.name} beside it"
+            ]
+    _replace(file, text)
+    return notes
+
+
+def _free_name(folder: Path) -> Path:
+    """Return a name that Ansible passes over and no earlier version has."""
+    names = chain([f"{HOSTS}.orig"], (f"{HOSTS}.{number}.orig" for number in count(2)))
+    return next(folder / name for name in names if not (folder / name).exists())
 
 
 def files(folder: Path) -> list[Path]:
     """Return an inventory directory and what labctl writes in it."""
-    return [folder, folder / HOSTS, (folder / GROUP_VARS).parent, folder / GROUP_VARS]
+    written = [folder / HOSTS, (folder / GROUP_VARS).parent, folder / GROUP_VARS]
+    return [folder, *written, *folder.glob(f"{HOSTS}*.orig")]
 
 
 def remove(folder: Path) -> tuple[bool, list[Path]]:

@@ -67,6 +67,30 @@ def cpu_share(
     return tuple(sorted({cpus[(index * count + each) % len(cpus)] for each in range(count)}))
 
 
+def changes(
+    spec: MachineSpec, *, cpus: set[int], memory_before: int | None, bound: bool
+) -> list[str]:
+    """Return what of a machine's wanted bounds is new to it while it runs, and when it applies.
+
+    Args:
+        spec: What it shall be.
+        cpus: CPUs that it runs on.
+        memory_before: Its bound so far, in bytes, None for none.
+        bound: The wanted bound is set.
+    """
+    found = []
+    if bound and spec.memory_bytes is None and memory_before is not None:
+        found.append("memory no longer bounded, as of now")
+    elif bound and spec.memory_bytes is not None and spec.memory_bytes != memory_before:
+        found.append(f"memory bound {spec.memory_bytes / 2**20:g} MiB, as of now")
+    if cpus != set(spec.cpus):
+        wanted, now = (",".join(map(str, sorted(each))) for each in (spec.cpus, cpus))
+        found.append(
+            f"CPU {wanted} from its next start, {now} until then (poweroff there, then labctl up)"
+        )
+    return found
+
+
 def nspawn_argv(identity: LabIdentity, spec: MachineSpec) -> list[str]:
     """Return the command that runs a machine until it powers off."""
     return [

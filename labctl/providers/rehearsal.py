@@ -10,11 +10,12 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from labctl.errors import ConfigError, DeadlineError
-from labctl.lab.home import Home
+from labctl.lab.home import Home, remove_empty
 from labctl.providers import host, inventory, keys, machine, network, rootfs, state, teardown
 from labctl.providers.base import LabStatus, MachineOptions, MachineStatus, Receipt, Report
 from labctl.providers.cgroup import LabCgroup
@@ -49,6 +50,15 @@ class RehearsalProvider:
             or inventory.is_ours(self._home.inventory(lab))
         )
 
+    def half_made(self) -> list[str]:
+        """Return the labs of this home that have something on this host and no inventory, sorted."""
+        names = {*state.labs_of(self._home.root), *self._home.local_names()}
+        return sorted(
+            name
+            for name in names - set(self._home.labs()) - {"active", "example"}
+            if self.owns(name)
+        )
+
     def status(self, lab: str) -> LabStatus:
         identity = LabIdentity.of(self._home.root, lab)
         now = state.load(identity.state_file)
@@ -81,15 +91,33 @@ class RehearsalProvider:
         umask = os.umask(0o022)  # machines have users of their own; what is private is made so
         try:
             with hold(identity.lock_file, f"labctl up for lab {lab}"):
-                _Build(identity, self._home, resolver, report).run(options)
-        except KeyboardInterrupt:
-            report(
-                f"what was made so far stays: labctl up --lab {lab} completes it, labctl down removes it"
-            )
-            raise
+                self._build(identity, resolver, options, report)
         finally:
             os.umask(umask)
         return self.status(lab)
+
+    def _build(
+        self, identity: LabIdentity, resolver: str, options: MachineOptions, report: Report
+    ) -> None:
+        """Make or heal a lab; where a new one fails before a machine was started, nothing of it stays."""
+        is_new = not self.owns(identity.lab)
+        made = self._home.prepare(identity.lab)
+        build = _Build(identity, self._home, resolver, report)
+        try:
+            build.run(options)
+        except BaseException as error:
+            left: tuple[str, ...] = ()
+            if is_new and not build.has_started:
+                left = teardown.undo(identity, self._home)
+                remove_empty(made)
+            elif is_new or isinstance(error, KeyboardInterrupt):
+                left = ("what was made so far",)
+            if left:
+                report(
+                    f"{'; '.join(left)} stays: labctl up --lab {identity.lab} completes it, "
+                    f"labctl down --lab {identity.lab} removes it"
+                )
+            raise
 
 
 class _Build:
@@ -109,10 +137,13 @@ class _Build:
         self._report = report
         self._cgroup = LabCgroup(identity.cgroup)
         self._given_up = threading.Event()
+        self._memory_before: int | None = None
+        self.has_started = False
 
     def run(self, options: MachineOptions) -> None:
         identity = self._identity
         before = state.load(identity.state_file)
+        self._memory_before = before.memory_bytes if before else None
         wanted, moved = self._settle(before, options)
         self._remove_surplus(before, wanted)
         folder = self._home.make_local_dir(identity.lab)
@@ -124,6 +155,7 @@ class _Build:
         self._each(specs, lambda spec: self._prepare(spec, public_key))
         known = [(spec.address, rootfs.host_key(identity.paths(spec.node))) for spec in specs]
         keys.write_private(folder / keys.KNOWN_HOSTS, keys.known_hosts_text(known))
+        self.has_started = True
         self._each(specs, lambda spec: self._bring_up(spec, folder))
         self._publish(wanted, folder)
 
@@ -148,10 +180,10 @@ class _Build:
                 self._report(
                     f"network: {subnet}, as another network of this host has the usual one"
                 )
-            for folder in (identity.base, identity.uv_cache):
-                folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            identity.base.mkdir(mode=0o755, parents=True, exist_ok=True)
+            state.save(identity.state_file, wanted)  # first, as it says whose lab this is
+            identity.uv_cache.mkdir(mode=0o755, parents=True, exist_ok=True)
             identity.machines.mkdir(mode=0o700, exist_ok=True)
-            state.save(identity.state_file, wanted)
             had_bridge = network.has_bridge(identity.bridge)
             network.ensure_bridge(identity.bridge, subnet)
             network.ensure_nat(identity.nft_table, identity.bridge, subnet)
@@ -218,7 +250,14 @@ class _Build:
         found = machine.processes(identity, node)
         if found:
             if self._wait_ready(spec, folder, lambda: found[0].alive, _ANSWER_TIMEOUT_S) is None:
-                self._report(f"{node}: {spec.address}, runs")
+                with suppress(ProcessLookupError):
+                    new = machine.changes(
+                        spec,
+                        cpus=os.sched_getaffinity(found[0].pid),
+                        memory_before=self._memory_before,
+                        bound=bound,
+                    )
+                    self._report("; ".join([f"{node}: {spec.address}, runs", *new]))
                 return
             self._report(f"{node}: runs but does not answer; it is started anew")
         machine.stop(identity, node, self._cgroup, orderly=False)

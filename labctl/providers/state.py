@@ -1,4 +1,4 @@
-"""What a rehearsal lab was made with, kept between commands. Paths are never read from it."""
+"""What a rehearsal lab was made with, kept between commands. No path is taken from it, `root` is only compared."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network
 from pathlib import Path
 
+from labctl.providers.identity import LabIdentity, state_dir
 from labctl.providers.image import RELEASES, is_image_name
 
 FORMAT = 1
@@ -20,7 +21,7 @@ class LabState:
 
     Attributes:
         lab: Its name.
-        root: The root directory it belongs to, for people who read the file.
+        root: The root directory it belongs to.
         nodes: Number of machines.
         release: Debian codename.
         image: Name of the image that the machines are cloned from.
@@ -61,6 +62,17 @@ def load(file: Path) -> LabState | None:
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
     return state if _is_sane(state) else None
+
+
+def labs_of(root: Path) -> list[str]:
+    """Return the names of the labs of a root directory that a state on this host is about, sorted."""
+    files = (state_dir() / "labs").glob("*/state.json")
+    found = ((file, state) for file in files if (state := load(file)) is not None)
+    return sorted(
+        state.lab
+        for file, state in found
+        if state.root == str(root) and LabIdentity.of(root, state.lab).state_file == file
+    )
 
 
 def _is_sane(state: LabState) -> bool:

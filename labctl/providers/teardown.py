@@ -111,6 +111,14 @@ def remove_lab(identity: LabIdentity, home: Home, *, force: bool, report: Report
     return Receipt(tuple(removed), (), tuple(stuck), kept=tuple(kept))
 
 
+def undo(identity: LabIdentity, home: Home) -> tuple[str, ...]:
+    """Remove a lab that could not be made, its lock held; returns what stays. Raises nothing labctl expects."""
+    try:
+        return remove_lab(identity, home, force=False, report=lambda _: None).left
+    except (LabctlError, OSError) as error:
+        return (str(error).splitlines()[0],)
+
+
 def _remove_cgroup(cgroup: LabCgroup) -> bool:
     there = cgroup.exists()
     if not cgroup.remove():

@@ -24,7 +24,13 @@ def open_executor(node: Node, lab: Lab) -> Executor:
     from labctl.remote.ssh import SshExecutor
 
     own = () if lab.provider == "none" else (lab.local_dir / "known_hosts",)
-    return SshExecutor(node.name, node.ssh, known_hosts=own)
+    mend = f"labctl up --lab {lab.name}, which records the host keys of its machines anew"
+    return SshExecutor(
+        node.name,
+        node.ssh,
+        known_hosts=own,
+        wrong_key_advice=mend if lab.provider == "rehearsal" else None,
+    )
 
 
 def open_units(node: Node, executor: Executor, lab: Lab) -> Units:

@@ -17,6 +17,7 @@ from labctl.errors import (
     ConfigError,
     ConnectionLostError,
     DeadlineError,
+    HostKeyError,
     RemoteCommandError,
     UnreachableError,
 )
@@ -47,6 +48,7 @@ class SshExecutor:
         name: The node's name, for messages.
         target: Where it is, before OpenSSH's configuration.
         known_hosts: Files of host keys that count before OpenSSH's own.
+        wrong_key_advice: What to do about an unknown or changed host key, None for OpenSSH's own ways.
         connect_timeout_s: Seconds until a connection must stand.
 
     Raises:
@@ -59,11 +61,13 @@ class SshExecutor:
         target: SshTarget,
         *,
         known_hosts: Sequence[Path] = (),
+        wrong_key_advice: str | None = None,
         connect_timeout_s: float | None = None,
     ) -> None:
         self._name = name
         self._target = target
         self._known_hosts = tuple(known_hosts)
+        self._wrong_key_advice = wrong_key_advice
         self._connect_s = connect_timeout_s or _connect_timeout_of_environment()
         self._link: Link | None = None
         self._sftp: paramiko.SFTPClient | None = None
@@ -234,13 +238,17 @@ class SshExecutor:
         if self._link is not None and not self._link.transport.is_active():
             self._drop()
         if self._link is None:
-            self._link = open_link(
-                self._name,
-                self._target,
-                known_hosts=self._known_hosts,
-                timeout_s=self._connect_s,
-                default_timeout_s=_CONNECT_S,
-            )
+            try:
+                self._link = open_link(
+                    self._name,
+                    self._target,
+                    known_hosts=self._known_hosts,
+                    timeout_s=self._connect_s,
+                    default_timeout_s=_CONNECT_S,
+                )
+            except HostKeyError as error:
+                error.do = self._wrong_key_advice or error.do
+                raise
         return self._link
 
     def _drop(self) -> None:

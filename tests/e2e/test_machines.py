@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -115,6 +116,12 @@ def nspawn_pids(argument: str) -> list[int]:
     return [int(line.split()[0]) for line in nspawn_lines() if argument in line.split()]
 
 
+def state_of_extra(extra: ExtraLab) -> str | None:
+    """Return the lab's state in the list of labs, None when it is not listed."""
+    rows = extra.shared.labctl_json("labs")
+    return {row["name"]: row["state"] for row in rows}.get(EXTRA)
+
+
 @pytest.fixture
 def extra(bare_lab: RehearsalLab) -> Iterator[ExtraLab]:
     lab = ExtraLab(bare_lab)
@@ -164,7 +171,7 @@ def test_up_again_down_and_down_again(extra: ExtraLab, bare_lab: RehearsalLab) -
     assert not (bare_lab.root / "inventory/active").is_symlink()
 
     again = extra.down()
-    assert again == {"removed": [], "left": [], "forgotten": [], "cost": 0}
+    assert again == {"removed": [], "left": [], "forgotten": [], "cost": 0, "kept": []}
     for name, start in others.items():
         assert bare_lab.ssh(name, boot).stdout.split()[21] == start
 
@@ -194,8 +201,7 @@ def test_up_heals_what_died(extra: ExtraLab) -> None:
     extra.ssh("tf1", "sync")
     boot = extra.boot_id("tf0")
     extra.kill("tf1")
-    rows = extra.shared.labctl_json("labs")
-    assert {row["name"]: row["state"] for row in rows}[EXTRA] == "partly"
+    assert state_of_extra(extra) == "partly"
 
     assert extra.up()["state"] == "up"
     assert extra.ssh("tf1", "cat /var/lib/mark") == "kept"
@@ -259,7 +265,10 @@ def test_down_after_labctl_was_killed(extra: ExtraLab) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert extra.traces() >= {"mount", "link", "process", "state"}
+    assert state_of_extra(extra) == "partly"
     extra.identity.state_file.write_text('{"format": 1, "nodes": "../../..", "image": "/"}')
+    assert state_of_extra(extra) == "partly"
+    assert extra.shared.labctl("use", EXTRA).returncode == 3
 
     receipt = extra.down()
     assert receipt["left"] == []
@@ -323,10 +332,37 @@ def test_group_vars_that_the_user_edited_stay(extra: ExtraLab) -> None:
     extra.up("--nodes", "1")
     variables = extra.inventory / "group_vars/all.yml"
     variables.write_text(variables.read_text() + "tf_port: 3333\n")
-    extra.up()
+    hosts = extra.inventory / "hosts.yml"
+    hosts.write_text(hosts.read_text() + "# mine\n")
+    done = extra.shared.labctl("up", "--lab", EXTRA, check=True)
+    assert f"{hosts} was edited and is written anew" in done.stderr
     assert "tf_port: 3333" in variables.read_text()
-    extra.down()
+    assert "# mine" not in hosts.read_text()
+    kept = extra.inventory / "hosts.yml.orig"
+    assert kept.read_text().endswith("# mine\n")
+    assert set(extra.down()["kept"]) == {str(variables), str(kept)}
     assert "tf_port: 3333" in variables.read_text()
+    assert state_of_extra(extra) is None
+    refused = extra.shared.labctl("use", EXTRA)
+    assert (refused.returncode, f"labctl up --lab {EXTRA}" in refused.stderr) == (3, True)
+
+
+def test_bounds_changed_on_a_running_machine(extra: ExtraLab) -> None:
+    extra.up("--nodes", "2", "--cpus-per-node", "1")
+    options = ("--memory", "1G", "--cpus-per-node", "2")
+    done = extra.shared.labctl("up", "--lab", EXTRA, *options, check=True)
+    for node in ("tf0", "tf1"):
+        (line,) = [line for line in done.stderr.splitlines() if f"{node}:" in line]
+        assert "memory bound 1024 MiB, as of now" in line
+        assert "from its next start" in line or len(os.sched_getaffinity(0)) < 2
+
+
+def test_up_where_nothing_can_be_written_leaves_nothing(bare_lab: RehearsalLab) -> None:
+    done = bare_lab.labctl("up", "--lab", EXTRA, env={"LABCTL_HOME": "/proc"})
+    assert (done.returncode, "/proc/.lab cannot be written" in done.stderr) == (3, True)
+    identity = LabIdentity.of(Path("/proc"), EXTRA)
+    assert identity.id not in output("ip", "link") + output("nft", "list", "tables")
+    assert not identity.base.exists()
 
 
 def test_an_inventory_of_the_user_s_is_neither_overwritten_nor_removed(

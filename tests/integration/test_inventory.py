@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from labctl.errors import InventoryError
-from labctl.lab.home import Home
+from labctl.lab.home import Home, inventory_sources
 from labctl.playbook import ansible_environment, load_lab
 
 
@@ -55,6 +56,27 @@ def test_ranges_ports_children_group_vars_and_templates(tmp_path: Path) -> None:
     assert {node.ssh.user for node in lab.nodes if node.ssh} == {"tom"}
     assert lab.nodes[1].ssh is not None
     assert lab.nodes[1].ssh.options == ("-o", "ProxyJump=labuser@192.0.2.1:2222")
+
+
+def test_sources_are_the_files_that_ansible_reads(tmp_path: Path) -> None:
+    names = ["hosts", "a.ini", ".hidden", "a~", "README.md", "notes.txt", "x_group_vars"]
+    names += [f"hosts.yml{each}" for each in (".orig", ".2.orig", ".bak", ".cfg", ".retry", ".swp")]
+    home = write(tmp_path, {name: f"node{index}\n" for index, name in enumerate(names)})
+    (home.inventory("one") / "group_vars").mkdir()
+    done = subprocess.run(
+        [Path(sys.executable).parent / "ansible-inventory", "-i", home.inventory("one"), "--list"],
+        env={**os.environ, **ansible_environment(home)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    read = (
+        json.loads(done.stdout)["_meta"]["hostvars"]
+        or json.loads(done.stdout)["ungrouped"]["hosts"]
+    )
+    hosts = {f"node{names.index(name)}" for name in inventory_sources(home.inventory("one"))}
+    assert hosts == set(read) == {"node0", "node1", "node6"}
 
 
 def test_the_host_list_equals_ansibles(tmp_path: Path) -> None:

@@ -480,6 +480,25 @@ def test_nodes_of_labs_get_the_executor_and_units_that_fit(sshd: Sshd, tmp_path:
     assert isinstance(open_units(local, here, lab), ProcessUnits)
 
 
+@pytest.mark.parametrize(
+    ("provider", "advice"), [("rehearsal", "labctl up --lab x"), ("none", "ssh-keygen")]
+)
+def test_who_made_the_machine_says_how_a_changed_key_is_mended(
+    own_sshd: Sshd, tmp_path: Path, provider: str, advice: str
+) -> None:
+    other = tmp_path / "other"
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other)], check=True, timeout=30
+    )
+    kind, blob = other.with_suffix(".pub").read_text().split()[:2]
+    own_sshd.known_hosts.write_text(f"[127.0.0.1]:{own_sshd.port} {kind} {blob}\n")
+    node = Node("tf0", 0, "127.0.0.1", 2222, own_sshd.target())
+    executor = open_executor(node, Lab("x", (node,), None, provider, tmp_path))
+    with pytest.raises(HostKeyError, match="has changed") as caught:
+        executor.run(["true"], timeout_s=20)
+    assert advice in str(caught.value.do)
+
+
 def test_clock_offset_of_the_same_machine_is_within_its_bound(sshd: Sshd) -> None:
     executor = SshExecutor("tf1", sshd.target())
     for each in (executor, LocalExecutor()):

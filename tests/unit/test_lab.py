@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from labctl.errors import ConfigError, InventoryError
 from labctl.lab.cluster import check_cluster, cluster_addresses
-from labctl.lab.home import Home, check_lab_name
+from labctl.lab.home import Home, check_lab_name, remove_empty
 from labctl.lab.inventory import (
     ConnectionDefaults,
     cluster_hosts,
@@ -197,6 +198,7 @@ def test_active_lab_switches_and_a_dangling_link_is_none(tmp_path: Path) -> None
     home = Home(tmp_path)
     for name in ("one", "two"):
         home.inventory(name).mkdir(parents=True)
+        (home.inventory(name) / "hosts.yml").touch()
     assert home.active() is None
     with pytest.raises(ConfigError, match="no lab is active"):
         home.choose(None)
@@ -205,11 +207,45 @@ def test_active_lab_switches_and_a_dangling_link_is_none(tmp_path: Path) -> None
     assert (home.active(), home.choose(None), home.choose("one")) == ("two", "two", "one")
     home.deactivate("one")
     assert home.active() == "two"
-    home.inventory("two").rmdir()
+    shutil.rmtree(home.inventory("two"))
     assert home.active() is None
     with pytest.raises(ConfigError, match="no lab 'three'"):
         home.activate("three")
     assert home.labs() == ["one"]
+
+
+def test_variables_alone_are_no_lab(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    variables = home.inventory("kept") / "group_vars/all.yml"
+    variables.parent.mkdir(parents=True)
+    variables.touch()
+    (home.inventory("kept") / "hosts.yml.orig").touch()
+    assert home.labs() == []
+    with pytest.raises(ConfigError, match="no inventory file") as caught:
+        home.activate("kept")
+    assert "labctl up --lab kept" in str(caught.value.do)
+    assert home.active() is None
+
+
+def test_home_is_made_or_refused_with_nothing_left(tmp_path: Path) -> None:
+    home = Home(tmp_path / "new")
+    made = home.prepare("one")
+    assert {each.name for each in made} == {"new", ".lab", "one", "inventory"}
+    assert home.prepare("one") == []
+    remove_empty(made)
+    assert not home.root.exists()
+
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad/inventory").write_text("a file")
+    with pytest.raises(ConfigError, match=f"{tmp_path}/bad/inventory cannot be written"):
+        Home(tmp_path / "bad").prepare("one")
+    assert [each.name for each in (tmp_path / "bad").iterdir()] == ["inventory"]
+
+
+def test_a_home_where_nothing_can_be_made_is_named() -> None:
+    for work in (Home.prepare, Home.make_local_dir):
+        with pytest.raises(ConfigError, match=r"/proc/\.lab cannot be written"):
+            work(Home(Path("/proc")), "one")
 
 
 def test_local_dir_is_private(tmp_path: Path) -> None:

@@ -8,8 +8,19 @@ import pytest
 
 from labctl.errors import ConfigError, UsageError
 from labctl.lab.home import Home
-from labctl.providers import choose, inventory, network
-from labctl.providers.base import LabStatus, MachineStatus, Receipt
+from labctl.providers import (
+    choose,
+    host,
+    identity,
+    inventory,
+    network,
+    rehearsal,
+    rootfs,
+    state,
+    teardown,
+)
+from labctl.providers.base import LabStatus, MachineOptions, MachineStatus, Receipt
+from labctl.providers.identity import LabIdentity
 from labctl.providers.rehearsal import RehearsalProvider
 
 
@@ -96,6 +107,7 @@ def test_receipt_has_the_agreed_keys() -> None:
         "left": [],
         "forgotten": [],
         "cost": 0.0,
+        "kept": ["group_vars/all.yml"],
     }
     assert "left       nothing" in choose.receipt_lines("demo", receipt)
     assert choose.receipt_lines("demo", Receipt()) == [
@@ -120,16 +132,97 @@ def test_labs_are_listed_with_the_active_one_marked(home: Home) -> None:
     assert choose.lab_lines([]) == ["no lab yet: labctl up makes one"]
 
 
-def test_up_refuses_another_s_inventory_before_it_does_anything(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from labctl.providers import host, rootfs
-    from labctl.providers.base import MachineOptions
+def half_make(home: Home, name: str) -> LabIdentity:
+    """Leave what a broken-off `up` leaves."""
+    lab = LabIdentity.of(home.root, name)
+    lab.base.mkdir(parents=True)
+    state.save(
+        lab.state_file,
+        state.LabState(
+            name,
+            str(home.root),
+            2,
+            "bookworm",
+            f"bookworm-{'0' * 12}",
+            network.FIRST_SUBNET,
+            None,
+            None,
+        ),
+    )
+    return lab
 
-    brought(home, "mine")
+
+def test_a_half_made_lab_is_listed_and_taken_down(home: Home) -> None:
+    half_make(Home(home.root.parent / "elsewhere"), "foreign")
+    assert choose.lab_rows(home) == []
+    assert choose.lab_to_remove(home, None) == "rehearsal"
+
+    half_make(home, "one")
+    (row,) = choose.lab_rows(home)
+    assert (row.name, row.provider, row.nodes, row.state) == ("one", "rehearsal", 2, "partly")
+    assert choose.lab_to_remove(home, None) == "one"
+
+    home.make_local_dir("two")
+    assert choose.lab_to_remove(home, None) == "one"
+    half_make(home, "two").state_file.write_text("damaged")
+    assert [row.name for row in choose.lab_rows(home)] == ["one", "two"]
+    with pytest.raises(ConfigError, match="one or two"):
+        choose.lab_to_remove(home, None)
+    assert choose.lab_to_remove(home, "two") == "two"
+
+
+def test_a_second_down_takes_no_other_lab(home: Home) -> None:
+    half_make(home, "whole")
+    inventory.write(home.inventory("whole"), home.local_dir("whole"), network.FIRST_SUBNET, 2)
+    assert choose.lab_to_remove(home, None) == "rehearsal"
+
+
+@pytest.fixture
+def bare_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A host on which labs may be made, as far as anybody asks."""
     monkeypatch.setattr(host, "require_root", lambda: None)
     monkeypatch.setattr(host, "require_programs", lambda: None)
     monkeypatch.setattr(rootfs, "host_resolver", lambda: "nameserver 192.0.2.1\n")
+    monkeypatch.setattr(identity, "RUN_DIR", tmp_path / "run")
+    for module in (rehearsal, teardown):
+        monkeypatch.setattr(module, "HOST_LOCK", tmp_path / "run/host.lock")
+    for name in ("remove_nat", "remove_filter", "restore_forwarding"):
+        monkeypatch.setattr(network, name, lambda *_: None)
+
+
+@pytest.mark.usefixtures("bare_host")
+def test_up_in_an_unusable_home_makes_nothing(home: Home) -> None:
+    with pytest.raises(ConfigError, match=r"/proc/\.lab cannot be written"):
+        RehearsalProvider(Home(Path("/proc"))).up("mine", MachineOptions(), print)
+    assert list((home.root.parent / "state").rglob("mine")) == []
+    assert state.labs_of(Path("/proc")) == []
+
+
+@pytest.mark.usefixtures("bare_host")
+@pytest.mark.parametrize("error", [ConfigError("no range is left"), KeyboardInterrupt()])
+def test_up_that_fails_before_a_machine_leaves_nothing(
+    home: Home, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    said: list[str] = []
+    base = LabIdentity.of(home.root, "mine").base
+
+    def fail(*_: object) -> None:
+        assert state.labs_of(home.root) == ["mine"]
+        raise error
+
+    image = Path(f"bookworm-{'0' * 12}")
+    monkeypatch.setattr(rehearsal, "ensure_image", lambda *_: image)
+    monkeypatch.setattr(rehearsal, "host_recipe", lambda _: None)
+    monkeypatch.setattr(network, "taken_networks", lambda _: ())
+    monkeypatch.setattr(network, "ensure_bridge", fail)
+    with pytest.raises(type(error)):
+        RehearsalProvider(home).up("mine", MachineOptions(), said.append)
+    assert (base.exists(), list(home.root.iterdir()), said) == (False, [], [])
+
+
+@pytest.mark.usefixtures("bare_host")
+def test_up_refuses_another_s_inventory_before_it_does_anything(home: Home) -> None:
+    brought(home, "mine")
     with pytest.raises(ConfigError, match="not written by labctl"):
         RehearsalProvider(home).up("mine", MachineOptions(), print)
     assert not (home.root.parent / "state").exists()

@@ -63,6 +63,26 @@ def test_edited_variables_stay(tmp_path: Path) -> None:
     inventory.check_writable(folder)
 
 
+def test_an_edited_hosts_file_is_kept_beside(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    inventory.write(folder, LOCAL, SUBNET, 2)
+    hosts = folder / inventory.HOSTS
+    assert inventory.write(folder, LOCAL, SUBNET, 3) == []
+    for edit, kept in (("# mine\n", "hosts.yml.orig"), ("# again\n", "hosts.yml.2.orig")):
+        edited = hosts.read_text() + edit
+        hosts.write_text(edited)
+        (note,) = inventory.write(folder, LOCAL, SUBNET, 3)
+        assert kept in note
+        assert (folder / kept).read_text() == edited
+        assert hosts.read_text() == inventory.hosts_text(LOCAL, SUBNET, 3)
+        assert folder / kept in inventory.files(folder)
+    inventory.check_writable(folder)
+    assert inventory.remove(folder) == (
+        True,
+        [folder / "hosts.yml.2.orig", folder / "hosts.yml.orig"],
+    )
+
+
 def test_unedited_variables_follow_the_lab(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     inventory.write(folder, LOCAL, SUBNET, 2)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import partial
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,18 @@ def test_cpus_go_round(
     cpus: tuple[int, ...], nodes: int, per_node: int | None, shares: list[tuple[int, ...]]
 ) -> None:
     assert [cpu_share(cpus, index, nodes, per_node) for index in range(nodes)] == shares
+
+
+def test_what_applies_now_and_what_at_the_next_start() -> None:
+    bounded = replace(SPEC, memory_bytes=512 * 2**20)
+    same = partial(machine.changes, cpus={1, 3}, bound=True)
+    assert same(SPEC, memory_before=None) == []
+    assert same(bounded, memory_before=512 * 2**20) == []
+    assert same(bounded, memory_before=None) == ["memory bound 512 MiB, as of now"]
+    assert same(SPEC, memory_before=2**30) == ["memory no longer bounded, as of now"]
+    assert machine.changes(bounded, memory_before=None, cpus={0}, bound=False) == [
+        "CPU 1,3 from its next start, 0 until then (poweroff there, then labctl up)"
+    ]
 
 
 def test_network_is_static() -> None:
