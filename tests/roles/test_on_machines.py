@@ -101,6 +101,19 @@ def test_check_mode_passes_on_bare_nodes(lab: RehearsalLab) -> None:
     assert "No such file" in lab.ssh("tf0", ["ls", "/opt/labctl"], check=False).stderr
 
 
+def test_wheel_folder_that_is_not_there_is_named_before_anything_is_made(lab: RehearsalLab) -> None:
+    done = lab.playbook(
+        "provision.yml",
+        "--tags",
+        "tensorflow_install",
+        "--extra-vars",
+        "tensorflow_wheel_dir=/nowhere",
+    )
+    assert done.returncode == 2
+    assert "tf0: /nowhere is no directory" in done.stdout
+    assert "No such file" in lab.ssh("tf0", ["ls", "/opt/labctl"], check=False).stderr
+
+
 def test_provision_waits_for_apt_and_names_the_holder(lab: RehearsalLab) -> None:
     """Half-made environments and an interrupted dpkg stand in its way; tf0's installer is killed in mid-work."""
     root(lab, "tf1", "touch", "/var/lib/dpkg/updates/0001")
