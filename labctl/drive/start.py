@@ -44,7 +44,8 @@ def busy(node: str, description: str) -> LabBusyError:
     return LabBusyError(
         f"{node} is busy with run {run_id}",
         expected="one run at a time",
-        do=f"labctl attach {run_id} follows it, labctl cancel {run_id} ends it",
+        do=f"labctl attach {run_id} follows it, labctl cancel {run_id} ends it; where its record is not at "
+        f"hand, on {node}: sudo systemctl stop {RUN_UNIT}",
     )
 
 
