@@ -55,9 +55,10 @@ def run(argv: list[str] | None = None) -> int:
         if error.errno not in _MACHINE_SAYS_NO:
             return _bug(error)
         _print_traceback_on_debug()
-        where = error.filename or "what labctl was writing, standard output perhaps"
+        where = error.filename or "where labctl writes: LABCTL_HOME, or standard output"
         say(
-            f"labctl: {error.strerror}: {where}\n  do        make room, or give this user the right to it"
+            f"labctl: {error.strerror}: {where}\n"
+            "  do        make room, or give this user the right to it; then labctl attach last goes on with a run"
         )
         return ConfigError.exit_code
     except Exception as error:  # noqa: BLE001 the last resort: a bug is said, not thrown at the user

@@ -46,10 +46,11 @@ def up(
     console.say(f"lab {name} is {status.state}: {target / 'hosts.yml'}")
     if home.active() != name:
         console.say(f"the active lab is {home.active()}; labctl use {name} makes it this one")
+    named = "" if home.active() == name else f" --lab {name}"
     if len(status.machines) < 2:
-        console.say("next: labctl up --nodes 2, as TensorFlow's lab is of two or more")
+        console.say(f"next: labctl up{named} --nodes 2, as TensorFlow's lab is of two or more")
     else:
-        console.say("next: labctl provision")
+        console.say(f"next: labctl provision{named}")
 
 
 def down(
@@ -76,6 +77,8 @@ def down(
     else:
         for line in choose.receipt_lines(name, receipt):
             console.out(line)
+    if lab is None and home.active() is None and home.labs():
+        console.say(f"labs that stay: {', '.join(home.labs())} (labctl down --lab NAME)")
     for path in receipt.kept:
         console.say(f"kept {path}: it is yours")
     if receipt.left:

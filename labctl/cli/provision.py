@@ -127,5 +127,5 @@ def _print(outcome: PlaybookOutcome) -> None:
         console.print(
             f"{host}  ok={stats.ok} changed={stats.changed} failed={stats.failed} unreachable={stats.unreachable}"
         )
-    if outcome.rc == 0:
+    if outcome.rc == 0 and outcome.hosts:
         console.print("next: labctl check · labctl run")

@@ -70,7 +70,7 @@ def judge(
         failure = Failure("connection-lost", ending.detail, "labctl attach goes on with it")
         return Judgement("lost", failure)
     if ending.server is not None:
-        servers = [ending.server, *(each for each in servers if each.node != ending.server.node)]
+        servers = [_better_known(ending.server, servers), *servers]
     if succeeded(ending.end):
         return _ended_well(events, servers, has_result=has_result)
     if exit_status(ending.end) == wire.EXIT_WRONG:
@@ -87,13 +87,22 @@ def judge(
     return _client_failed(ending.end, events)
 
 
+def _better_known(first: ServerChange, after: Sequence[ServerChange]) -> ServerChange:
+    """Return the change that was seen first, as it looks when all is over if that tells its time."""
+    same = [each for each in after if each.node == first.node and each.at_s is not None]
+    return same[0] if first.at_s is None and first.kind != "stopped" and same else first
+
+
 def _ended_well(
     events: Sequence[Event], servers: Sequence[ServerChange], *, has_result: bool
 ) -> Judgement:
     if has_result and last(events, wire.RESULT) is None:
         return _failed("no-result", "the client ended without a result")
     return Judgement(
-        "ok", warnings=tuple(f"{change.text}; the run did not notice" for change in servers)
+        "ok",
+        warnings=tuple(
+            dict.fromkeys(f"{change.text}; the run did not notice" for change in servers)
+        ),
     )
 
 

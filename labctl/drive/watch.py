@@ -90,7 +90,9 @@ def compare(before: ServerState, now: ServerState) -> ServerChange | None:
     """Return what happened to a server between two looks, None if it is the same process."""
     if before.active != "active":
         return None  # it was no part of the run
-    started_at_s = now.started_at_s if now.active in {"active", "activating"} else None
+    # Until a unit's new process starts, systemd still tells the start of the old one.
+    again = now.started_at_s is not None and now.started_at_s != before.started_at_s
+    started_at_s = now.started_at_s if again and now.active in {"active", "activating"} else None
     if now.boot_id != before.boot_id:
         return ServerChange(before.node, "rebooted", started_at_s)
     if now.active in {"inactive", "failed"}:

@@ -194,7 +194,8 @@ class Home:
             raise ConfigError(
                 f"no lab is active in {self.root}",
                 expected="--lab NAME, LABCTL_LAB, or inventory/active",
-                do=f"labctl up, labctl use NAME, or --lab {LOOPBACK} for two processes on this machine",
+                do=f"labctl up, labctl use {'|'.join(self.labs()) or 'NAME'}, or --lab {LOOPBACK} for two "
+                "processes on this machine",
             )
         return check_lab_name(name)
 

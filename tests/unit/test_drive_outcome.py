@@ -101,6 +101,18 @@ def test_a_time_out_says_where_it_hung() -> None:
 BEFORE = ServerState("tf1", "active", "one", 100.0, "boot")
 
 
+def test_a_killed_servers_old_start_is_not_taken_for_its_new_one() -> None:
+    first = compare(BEFORE, ServerState("tf1", "activating", "one", 100.0, "boot"))
+    assert first is not None
+    assert first.at_s is None
+    later = compare(BEFORE, ServerState("tf1", "active", "two", 160.0, "boot"))
+    assert later is not None
+    end = UnitEnd("exit-code", "exited", "12", 165.0)
+    verdict = judge(Ending("ended", end, server=first), (), [later], has_result=True)
+    assert verdict.failure is not None
+    assert verdict.failure.message == "server on tf1 restarted at 00:02:40 UTC"
+
+
 @pytest.mark.parametrize(
     ("now", "kind"),
     [
