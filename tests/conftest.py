@@ -189,7 +189,7 @@ def copy_content(root: Path) -> None:
 
 @pytest.fixture(scope="session")
 def bare_lab() -> Iterator[RehearsalLab]:
-    """Two machines that nothing was provisioned on when the session began; removed at its end."""
+    """Two machines that nothing was provisioned on when the tests began; removed at its end."""
     refused = machines_refused()
     if refused is not None:
         pytest.skip(refused)
@@ -198,7 +198,7 @@ def bare_lab() -> Iterator[RehearsalLab]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            pytest.fail("another test session holds the test lab on this machine")
+            pytest.fail("another test run holds the test lab on this machine")
         lab = RehearsalLab(LAB_ROOT, LAB_NAME)
         clear_lab_root(lab)
         copy_content(LAB_ROOT)
@@ -211,7 +211,7 @@ def bare_lab() -> Iterator[RehearsalLab]:
 
 
 def clear_lab_root(lab: RehearsalLab) -> None:
-    """Take down every lab of the test root, also one that only an earlier, broken-off session knew."""
+    """Take down every lab of the test root, also one that only an earlier, broken-off test run knew."""
     names = {lab.name}
     for folder in (lab.root / ".lab", lab.root / "inventory"):
         if folder.is_dir():
