@@ -33,6 +33,23 @@ class Ledger:
     unexplained_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class NodeLedger:
+    """What one node did over the run.
+
+    Attributes:
+        node: Node name, or `labctl`.
+        rows: Ordered by start, none overlap; waiting is a row of its own.
+        wall_s: The run's wall time, seconds.
+        unexplained_s: `wall_s` minus the sum of the rows, seconds.
+    """
+
+    node: str
+    rows: tuple[Span, ...]
+    wall_s: float
+    unexplained_s: float
+
+
 def build_ledger(own: Sequence[Span], client: Sequence[Span], wall_s: float) -> Ledger:
     """Return the ledger of a run.
 

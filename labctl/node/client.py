@@ -211,7 +211,7 @@ class _Client:
             for index in range(1, plan.repeat + 1):
                 result = self._step(computation, inputs, index, plan.repeat + 1)
         if trace:
-            self._trace(computation, inputs)
+            self._trace(computation, inputs, plan.repeat + 1)
         ok = self._verify(plan, inputs, result, products=products, section_us=section_ns // 1000)
         self._close(computation)
         return wire.EXIT_OK if ok else wire.EXIT_WRONG
@@ -226,13 +226,13 @@ class _Client:
         self._events.emit(wire.STEP, index=index, kind=kind, total=total, duration_ns=duration_ns)
         return result
 
-    def _trace(self, computation: Computation, inputs: Sequence[Float32]) -> None:
+    def _trace(self, computation: Computation, inputs: Sequence[Float32], index: int) -> None:
         with self._events.phase(wire.PHASE_TRACED_STEP):
             stats = computation.traced_step(inputs)
         if stats is None:
             self._events.emit(wire.NOTE, text="no trace: this API has no step stats")
             return
-        path = self._directory / wire.TRACE_FILE
+        path = self._directory / wire.TRACE_FILE.format(index)
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(stats)
 

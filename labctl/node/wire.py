@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
-PLAN_FORMAT = 1
+PLAN_FORMAT = 2
 JOB_NAME = "local"
 
 # Names of the files in a run's directory on task 0's node.
@@ -41,13 +41,19 @@ EXIT_PORT_IN_USE = 14  # another process listens on this task's port
 HELLO = "hello"  # pid, process_start_t (ns), and the facts of `host.facts`: python, tensorflow, numpy, kernel, …
 PHASE_BEGIN = "phase_begin"  # phase
 PHASE_END = "phase_end"  # phase, duration_ns; `failed` is true and present only when it raised
-STEP = "step"  # index (0 first), kind (`cold`|`warm`), total (all steps planned), duration_ns
+STEP = (
+    "step"  # index (0 first), kind (`STEP_KINDS`), total (cold and warm steps planned), duration_ns
+)
+GRAPH = "graph"  # nodes, ops (count by type), bytes (of the GraphDef), constant_bytes, sha256 (of the GraphDef)
+USAGE = "usage"  # of this process and its node since their start: cpu_ns, wait_ns (ready but without a CPU),
+# threads, rss_bytes; node_busy_ns, node_idle_ns, node_steal_ns (all CPUs), rx_bytes, tx_bytes (all but lo). A
+# figure that cannot be read is null. Every `USAGE_PERIOD_S`, from the join server only while it works.
 RESULT = "result"  # ok, relative_error, tolerance, power_computed, products, norm, checked_by, and
 # `section_us`, `end_to_end_us`
 ERROR = "error"  # kind (`errors.py`), type, message (one line), expected, do, detail (TensorFlow's own words), and
 # `script_exit` of a script
 PEER = "peer"  # peer_task, address, state (`answers`|`refused`|`timed out`|`not resolvable`|`not gRPC`), detail
-READY = "ready"  # address: the join server's own port answers
+READY = "ready"  # the join server's own port answers: address, spec_sha256, inter_op (null: TF's default)
 NOTE = "note"  # text
 BYE = "bye"  # exit
 
@@ -65,19 +71,30 @@ PHASE_STAGE = "stage_inputs"
 PHASE_FIRST_STEP = "first_step"
 PHASE_WARM_STEPS = "warm_steps"
 PHASE_TRACED_STEP = "traced_step"
+PHASE_PROBES = "probe_steps"  # steps of kind `no_fetch` and `null`
 PHASE_VERIFY = "verify"
 PHASE_SCRIPT = "script"
 
-TRACE_FILE = "trace/step_stats.pb"  # in the run's directory: the traced step's serialised StepStats
+USAGE_PERIOD_S = 0.5
+# In the run's directory: a traced step's serialised StepStats; {} is the step's index.
+TRACE_FILE = "trace/step_stats.{}.pb"
+TRACED_STEPS = 3
+PROBE_STEPS = 5  # of each kind
 
-Algorithm = Literal["listing", "chain", "squaring"]
-Feed = Literal["fed", "staged"]
+# `cold` is the process's first, `warm` each later one: these are the samples. `traced`, `no_fetch` (computes all,
+# brings nothing back) and `null` (runs an empty op on every task) are extra steps, never counted among them.
+STEP_KINDS = ("cold", "warm", "traced", "no_fetch", "null")
+
+Algorithm = Literal["listing", "chain", "recursive", "squaring"]
+Feed = Literal["fed", "staged", "constant"]
+Fetch = Literal["sum", "none"]
 Placement = Literal["lab", "one-host", "one-process"]
 Api = Literal["session", "tf2"]
 Device = Literal["cpu", "gpu"]
 
-ALGORITHMS: tuple[Algorithm, ...] = ("listing", "chain", "squaring")
-FEEDS: tuple[Feed, ...] = ("fed", "staged")
+ALGORITHMS: tuple[Algorithm, ...] = ("listing", "chain", "recursive", "squaring")
+FEEDS: tuple[Feed, ...] = ("fed", "staged", "constant")
+FETCHES: tuple[Fetch, ...] = ("sum", "none")
 PLACEMENTS: tuple[Placement, ...] = ("lab", "one-host", "one-process")
 APIS: tuple[Api, ...] = ("session", "tf2")
 DEVICES: tuple[Device, ...] = ("cpu", "gpu")
@@ -91,13 +108,17 @@ class MatpowPlan:
         size: L, rows and columns.
         power: n, factors in each product (`listing` computes n + 1, as the question's recursion does).
         algorithm: How the power is formed.
-        feed: `fed` sends the inputs with every step, `staged` keeps them in variables on their task.
+        feed: `fed` sends the inputs with every step, `staged` keeps them in variables on their task, `constant`
+            writes them into the graph, where TensorFlow may compute the powers once and for all.
         placement: `lab` one matrix per task; `one-host` as many servers on task 0's node; `one-process` no server.
         api: `session` (tf.compat.v1) or `tf2` (connect to cluster + tf.function).
         device: Device type of the products.
         inter_op: Threads of TF's inter-op pool on the client's server, None for TF's default.
         repeat: Warm steps after the cold one.
         seed: Of the random inputs.
+        fetch: `sum` brings the result back to Python in each warm step, `none` only computes it.
+        sum_task: Task that adds the powers up.
+        soft_placement: TensorFlow may compute on another device than asked.
     """
 
     size: int = 1000
@@ -110,6 +131,9 @@ class MatpowPlan:
     inter_op: int | None = 2
     repeat: int = 10
     seed: int = 20170901
+    fetch: Fetch = "sum"
+    sum_task: int = 0
+    soft_placement: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,7 +158,8 @@ class RunPlan:
         cluster: `host:port` of each task, in task order.
         matpow: The built-in experiment, or None.
         script: The user's script, or None. Exactly one of the two is given.
-        trace: Take one more, traced step and store its step stats below `trace/`.
+        trace: Take `TRACED_STEPS` more, traced steps and store their step stats below `trace/`; then probe steps.
+        environment: Set before TensorFlow is imported; proxy variables among them stay, others are cleared.
         peer_timeout_s: Seconds that the client waits for each peer's port at the start.
         format: Version of this structure.
     """
@@ -144,6 +169,7 @@ class RunPlan:
     matpow: MatpowPlan | None = None
     script: ScriptPlan | None = None
     trace: bool = False
+    environment: dict[str, str] = dataclasses.field(default_factory=dict)
     peer_timeout_s: float = 10.0
     format: int = PLAN_FORMAT
 

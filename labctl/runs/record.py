@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from labctl.errors import RecordError, RecordTooNewError
 from labctl.runs import atomic
+from labctl.runs.baseline import Baseline
 from labctl.runs.codec import decode, encode
 
 FORMAT = 1
@@ -61,6 +62,11 @@ class Parameters:
         script: File name of the user's script.
         args: Its arguments.
         companions: Names of further files that were sent with it.
+        fetch: `sum` brings the result back to Python in each step, `none` only computes it.
+        sum_task: Task that adds the powers up.
+        soft_placement: TensorFlow may compute elsewhere than asked.
+        environment: Names of variables that were set for the client; their values are not kept.
+        skip_checks: It was started although checks failed, see `failed_checks`.
     """
 
     experiment: Literal["matpow", "script"]
@@ -80,6 +86,11 @@ class Parameters:
     script: str | None = None
     args: tuple[str, ...] = ()
     companions: tuple[str, ...] = ()
+    fetch: str | None = None
+    sum_task: int | None = None
+    soft_placement: bool | None = None
+    environment: tuple[str, ...] = ()
+    skip_checks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +156,9 @@ class NodeFacts:
         cpus: CPUs that a process may use.
         cpu_model: Model name of the CPU.
         boot_id: The node's boot.
+        cpu_limit: CPUs' time that its control groups grant, as the node itself sees them; None without a limit.
+        load_1min: Its load average over the last minute.
+        proxies: Names of proxy variables that its units or logins get.
     """
 
     name: str
@@ -154,6 +168,9 @@ class NodeFacts:
     cpus: int | None = None
     cpu_model: str = ""
     boot_id: str = ""
+    cpu_limit: float | None = None
+    load_1min: float | None = None
+    proxies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +201,13 @@ class ServerState:
         started_at_s: Unix time of its start on the node's clock, None if unknown.
         boot_id: The node's boot.
         startup_s: Seconds from the start of its process until its port answered, None if unknown.
+        phases: Those of its start, on the node's clock; `start_s` is Unix time.
+        spec_sha256: Of the cluster spec that it serves, None if it did not say.
+        inter_op: Threads of its inter-op pool as asked for, None for TF's default or if unknown.
+        process_state: Its process's state letter in `/proc/PID/stat` (`T` is stopped, `D` waits for a disk), "" if
+            unknown.
+        cpu_s: CPU time that its process has used, seconds; None if unknown.
+        wait_s: Time that its threads were ready to run and had no CPU, seconds; None if unknown.
     """
 
     node: str
@@ -192,6 +216,50 @@ class ServerState:
     started_at_s: float | None
     boot_id: str
     startup_s: float | None = None
+    phases: tuple[Span, ...] = ()
+    spec_sha256: str | None = None
+    inter_op: int | None = None
+    process_state: str = ""
+    cpu_s: float | None = None
+    wait_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FailedCheck:
+    """A check that said `fail` before a run that was started all the same (`--skip-checks`).
+
+    Attributes:
+        name: Of the check.
+        node: Where.
+        found: What it found.
+        expected: What it expected.
+        do: What helps.
+    """
+
+    name: str
+    node: str
+    found: str
+    expected: str
+    do: str
+
+
+@dataclass(frozen=True, slots=True)
+class LabPhase:
+    """A part of the lab's own making, long before the run: a machine made, booted, reached; an Ansible role.
+
+    Attributes:
+        phase: What, e.g. `boot` or `role tensorflow`.
+        node: Machine, or "" where it is of all of them.
+        command: `up` or `provision`.
+        started_unix_s: Unix time on labctl's clock.
+        duration_s: Seconds.
+    """
+
+    phase: str
+    node: str
+    command: str
+    started_unix_s: float
+    duration_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +359,9 @@ class RunRecord:
         warnings: What a reader should know.
         files: Every file copied, with its digest.
         wall_s: Seconds from the origin to the end of the last labctl command that worked on it.
+        failed_checks: Checks that failed before it was started all the same.
+        baseline: What machines and network can do by themselves, None if it was not measured.
+        lab_phases: How the lab was made: the last `up` and the last `provision`.
         format: Version of this structure.
     """
 
@@ -318,6 +389,9 @@ class RunRecord:
     warnings: tuple[str, ...] = ()
     files: tuple[StoredFile, ...] = ()
     wall_s: float | None = None
+    failed_checks: tuple[FailedCheck, ...] = ()
+    baseline: Baseline | None = None
+    lab_phases: tuple[LabPhase, ...] = ()
     format: int = FORMAT
 
     @property

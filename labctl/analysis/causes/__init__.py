@@ -1,0 +1,1 @@
+"""Why a run is slow or hangs: one small rule a cause, one family a module."""
