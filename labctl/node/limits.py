@@ -13,7 +13,7 @@ from .experiments.power import power_computed
 from .wire import MatpowPlan, ScriptPlan
 
 MAX_POWER = 10_000  # beyond it float32 rounding leaves no digits worth checking
-MAX_LISTING_POWER = 900  # Python's recursion limit is 1000
+MAX_RECURSIVE_POWER = 900  # Python's recursion limit is 1000
 MESSAGE_BYTES = 2**31 - 2**16  # protobuf's limit, less room for the rest of the message
 PROCESS_BYTES = 600 * 2**20  # a process that has imported TensorFlow and built a server
 
@@ -134,7 +134,7 @@ def _check_word(name: str, word: Any, words: Sequence[str]) -> None:
 
 
 def _check_power(plan: MatpowPlan, tasks: int) -> None:
-    most = MAX_LISTING_POWER if plan.algorithm == "listing" else MAX_POWER
+    most = MAX_RECURSIVE_POWER if plan.algorithm in {"listing", "recursive"} else MAX_POWER
     if plan.power > most:
         raise bad_plan(
             f"power {plan.power} with algorithm {plan.algorithm}",

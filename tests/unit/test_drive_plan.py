@@ -69,7 +69,7 @@ def test_tasks_are_those_that_take_part(placement: str, tasks: int) -> None:
         ({"power": 0}, "--power 0"),
         ({"power": 1001}, "--power 1001"),
         ({"repeat": -1}, "--repeat -1"),
-        ({"algorithm": "strassen"}, "listing, chain, squaring"),
+        ({"algorithm": "strassen"}, "listing, chain, recursive, squaring"),
         ({"feed": "pipe"}, "fed, staged"),
         ({"placement": "cloud"}, "one-process"),
         ({"api": "jax"}, "session, tf2"),

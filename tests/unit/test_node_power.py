@@ -33,12 +33,36 @@ def test_form_power_has_the_factors_and_products_it_says(power: int, algorithm: 
     [(1, 1, 0, 0), (2, 2, 1, 1), (5, 5, 4, 3), (50, 50, 49, 7), (900, 900, 899, 12)],
 )
 def test_product_count(power: int, listing: int, chain: int, squaring: int) -> None:
-    found = [product_count(power, algorithm) for algorithm in ALGORITHMS]
-    assert found == [listing, chain, squaring]
+    found = {algorithm: product_count(power, algorithm) for algorithm in ALGORITHMS}
+    assert found == {
+        "listing": listing,
+        "chain": chain,
+        "recursive": chain,
+        "squaring": squaring,
+    }
 
 
 def test_only_the_listing_computes_one_factor_more() -> None:
-    assert [power_computed(5, algorithm) for algorithm in ALGORITHMS] == [6, 5, 5]
+    found = {algorithm: power_computed(5, algorithm) for algorithm in ALGORITHMS}
+    assert found == {"listing": 6, "chain": 5, "recursive": 5, "squaring": 5}
+
+
+@given(power=st.integers(1, 200))
+def test_recursion_and_loop_multiply_the_same_operands_in_the_same_order(power: int) -> None:
+    def products(algorithm: Algorithm) -> list[tuple[str, str]]:
+        seen: list[tuple[str, str]] = []
+
+        def multiply(left: str, right: str) -> str:
+            seen.append((left, right))
+            return f"P{len(seen)}"
+
+        form_power("M", power, algorithm, multiply)
+        return seen
+
+    assert products("recursive") == products("chain")
+    assert all(left == "M" for left, _ in products("chain"))
+    if power >= 4:
+        assert products("squaring") != products("chain")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 64, 101])

@@ -16,15 +16,19 @@ def form_power(matrix: T, power: int, algorithm: Algorithm, multiply: Callable[[
     Args:
         matrix: M.
         power: n, at least 1.
-        algorithm: `listing` recurses as the question does and gives M^(n+1); `chain` and `squaring` give M^n.
+        algorithm: `listing` recurses as the question does and gives M^(n+1); `recursive` recurses and gives M^n,
+            as `chain` does in a loop, with the same products in the same order; `squaring` gives M^n with
+            fewer products.
         multiply: Forms one product.
     """
     if algorithm == "listing":
         return _recurse(matrix, power, multiply)
+    if algorithm == "recursive":
+        return _recurse(matrix, power - 1, multiply)
     if algorithm == "chain":
         product = matrix
         for _ in range(power - 1):
-            product = multiply(product, matrix)
+            product = multiply(matrix, product)
         return product
     return _square(matrix, power, multiply)
 
@@ -38,7 +42,7 @@ def product_count(power: int, algorithm: Algorithm) -> int:
     """Return how many products one task forms in one step."""
     if algorithm == "listing":
         return power
-    if algorithm == "chain":
+    if algorithm in {"chain", "recursive"}:
         return power - 1
     return power.bit_length() - 1 + power.bit_count() - 1
 
