@@ -42,7 +42,7 @@ RENDER = """
     ansible_facts: {{env: {{}}}}
     __lab_firewall_mark: mark
     __tf_join_server_mark: mark
-  roles: [lab_firewall, tensorflow, tf_join_server]
+  roles: [lab_base, lab_firewall, tensorflow, tf_join_server]
   post_tasks:
     - name: Render the templates
       ansible.builtin.template:
@@ -284,13 +284,15 @@ class TestRendered:
             )
             assert "IPAddressAllow=localhost 198.51.100.10 198.51.100.11 2001:db8::12\n" in unit
 
-    def test_filter_opens_the_tasks_port_to_peers_only(self, rendered: Path) -> None:
+    def test_filter_opens_the_tasks_and_the_measuring_port_to_peers_only(self, rendered: Path) -> None:
         rules = (rendered / "vm1-lab-firewall.nft").read_text()
         accepted = [line.strip() for line in rules.splitlines() if "dport" in line]
         assert accepted == [
             "ip6 saddr fe80::/10 udp sport 547 udp dport 546 accept",
             "tcp dport { 22 } ip saddr { 203.0.113.0/24 } accept",
             "tcp dport { 22 } ip6 saddr { 2001:db8:1::/64 } accept",
+            "tcp dport { 5201 } ip saddr { 198.51.100.10 } accept",
+            "tcp dport { 5201 } ip6 saddr { 2001:db8::12 } accept",
             "tcp dport { 2300 } ip saddr { 198.51.100.10 } accept",
             "tcp dport { 2300 } ip6 saddr { 2001:db8::12 } accept",
         ]
