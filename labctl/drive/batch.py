@@ -16,7 +16,7 @@ from labctl.errors import ConnectionLostError, LabBusyError, UsageError, UserInt
 from labctl.lab.home import Home
 from labctl.lab.model import Lab
 from labctl.playbook import load_lab
-from labctl.runs.observer import Observer, Progress, Silent
+from labctl.runs.observer import Observer, Silent
 from labctl.runs.record import RunRecord
 from labctl.runs.store import Entry, RunStore
 
@@ -64,7 +64,7 @@ def run_batch(
         variants: With different labels.
         repeats: At least 1.
         tags: For all records, beside `variant=<label>`.
-        observer: Is told of the batch's progress; of the runs' own it gets stages and steps.
+        observer: Is told of each run's begin, and of nothing that goes on inside the runs.
         on_run: Gets label and record of each run that has ended; what it raises ends the batch.
         opener: Makes executors.
         gate: Runs the checks.
@@ -90,9 +90,9 @@ def run_batch(
         for number, label in enumerate(order, 1):
             if any(entry.state != "ok" for entry in done[label]):
                 continue
-            watcher.note(f"run {number} of {len(order)}  {label}")
+            watcher.stage(f"run {number} of {len(order)}  {label}")
             options = _tagged(by_label[label], tags)
-            record = _one(model, links, options, _Part(watcher), opener, gate, clock)
+            record = _one(model, links, options, watcher, opener, gate, clock)
             entry = RunStore(model.local_dir).find(record.run_id)
             done[label].append(entry)
             _stop_if_ended(record)
@@ -139,17 +139,20 @@ def _one(
 ) -> RunRecord:
     """Do one run, once the lab is free."""
     request = make_request(options)
-    give_up_s = clock.mono_s() + BUSY_WAIT_S
+    began_s = clock.mono_s()
+    waits = False
     while True:
         with Interrupts() as interrupts:
-            session = Session(lab, links, clock, Timeline(clock), observer, interrupts)
+            session = Session(lab, links, clock, Timeline(clock), Silent(), interrupts)
             try:
                 return run(session, request, opener, gate)
             except LabBusyError:
-                if clock.mono_s() > give_up_s:
+                if clock.mono_s() - began_s > BUSY_WAIT_S:
                     raise
-                observer.stage("waiting for the lab: another run holds it")
-                clock.sleep(_BUSY_POLL_S)
+            if not waits:
+                observer.stage("another run holds the lab: waiting for its end")
+            waits = True
+            clock.sleep(_BUSY_POLL_S)
 
 
 def _stop_if_ended(record: RunRecord) -> None:
@@ -163,23 +166,3 @@ def _stop_if_ended(record: RunRecord) -> None:
             f"run {record.run_id}: {record.remote.node} went out of reach; the runs before it are kept",
             do=f"labctl attach {record.run_id}",
         )
-
-
-class _Part:
-    """An observer of one run of a batch: passes on what is short-lived, keeps the rest to itself."""
-
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-
-    def stage(self, name: str, detail: str = "") -> None:
-        if not detail:
-            self._observer.stage(name)
-
-    def progress(self, progress: Progress) -> None:
-        self._observer.progress(progress)
-
-    def output(self, node: str, stream: str, data: bytes) -> None:
-        """Keep nothing."""
-
-    def note(self, text: str) -> None:
-        """Keep nothing: the batch says what it runs."""
