@@ -1,17 +1,40 @@
 """Frozen dataclasses to and from plain JSON data, checked against their type hints.
 
-Unknown keys are dropped, so that a record with an additional field of the same format still reads.
+Unknown keys are dropped, so that a record with an additional field of the same format still reads. What a type
+asks for is worked out once: a store of a thousand records is read in a moment.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 import types
 import typing
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_Decoder = Callable[[Any], Any]
+
+
+class _WrongError(Exception):
+    """A value is not what its type asks for.
+
+    Args:
+        what: What is wrong with it; follows the name of its place.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+        self.place = ""
+
+    def inside(self, part: str) -> _WrongError:
+        """Return self with the name of the place around it put before its own."""
+        self.place = part + self.place
+        return self
 
 
 def encode(value: Any) -> Any:
@@ -36,59 +59,139 @@ def decode(cls: type[T], data: Any, where: str = "") -> T:
     Raises:
         ValueError: A value is missing or of the wrong type; the message names its place.
     """
-    if not isinstance(data, dict):
-        message = f"{where or 'document'}: found {type(data).__name__}, expected an object"
-        raise ValueError(message)  # noqa: TRY004 the value is wrong, not a caller's type
-    hints = typing.get_type_hints(cls)
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-        place = f"{where}.{field.name}" if where else field.name
-        if field.name in data:
-            values[field.name] = _value(hints[field.name], data[field.name], place)
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise ValueError(f"{place} is missing")
-    return cls(**values)
+    try:
+        instance: T = _decoder(typing.cast("typing.Hashable", cls))(data)
+    except _WrongError as error:
+        place = where + (error.place if where else error.place.removeprefix("."))
+        raise ValueError(f"{place or 'document'}{error.what}") from None
+    return instance
 
 
-def _value(hint: Any, data: Any, place: str) -> Any:
+@functools.cache
+def _decoder(hint: Any) -> _Decoder:
+    """Return the function that makes a value of a type, or raises _WrongError."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in {types.UnionType, typing.Union}:
-        return _union(args, data, place)
+        return _union(args)
     if origin is typing.Literal:
-        return _expect(data in args, data, place, f"one of {', '.join(map(str, args))}")
+        return _literal(args)
     if origin is tuple:
-        _expect(isinstance(data, list), data, place, "a list")
-        return tuple(_value(args[0], each, f"{place}[{i}]") for i, each in enumerate(data))
+        return _tuple(_decoder(args[0]))
     if origin is dict:
-        _expect(isinstance(data, dict), data, place, "an object")
-        return {str(key): _value(args[1], each, f"{place}.{key}") for key, each in data.items()}
+        return _dict(_decoder(args[1]))
     if dataclasses.is_dataclass(hint):
-        return decode(typing.cast("type[Any]", hint), data, place)
-    if hint is float:
-        number = isinstance(data, int | float) and not isinstance(data, bool)
-        _expect(number and abs(data) <= sys.float_info.max, data, place, "a finite number")
-        return float(data)
-    if hint is int:
-        return _expect(
-            isinstance(data, int) and not isinstance(data, bool), data, place, "an integer"
+        return _dataclass(typing.cast("type[Any]", hint))
+    return {float: _float, int: _int}.get(hint) or _plain(hint)
+
+
+def _dataclass(cls: type[Any]) -> _Decoder:
+    hints = typing.get_type_hints(cls)
+    fields = [
+        (
+            field.name,
+            _decoder(hints[field.name]),
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
         )
-    return _expect(isinstance(data, hint), data, place, hint.__name__)
+        for field in dataclasses.fields(cls)
+    ]
+
+    def decoded(data: Any) -> Any:
+        if not isinstance(data, dict):
+            raise _WrongError(f": found {type(data).__name__}, expected an object")
+        values = {}
+        for name, decoder, needed in fields:
+            if name in data:
+                try:
+                    values[name] = decoder(data[name])
+                except _WrongError as error:
+                    raise error.inside(f".{name}") from None
+            elif needed:
+                raise _WrongError(" is missing").inside(f".{name}")
+        return cls(**values)
+
+    return decoded
 
 
-def _union(args: tuple[Any, ...], data: Any, place: str) -> Any:
-    if data is None and types.NoneType in args:
-        return None
-    problem = ValueError(f"{place} is null")
-    for arg in args:
-        if arg is not types.NoneType:
+def _union(args: tuple[Any, ...]) -> _Decoder:
+    decoders = [_decoder(arg) for arg in args if arg is not types.NoneType]
+    optional = types.NoneType in args
+
+    def decoded(data: Any) -> Any:
+        if data is None and optional:
+            return None
+        problem = _WrongError(" is null")
+        for decoder in decoders:
             try:
-                return _value(arg, data, place)
-            except ValueError as error:
+                return decoder(data)
+            except _WrongError as error:
                 problem = error
-    raise problem
+        raise problem
+
+    return decoded
 
 
-def _expect(holds: bool, data: Any, place: str, expected: str) -> Any:
-    if not holds:
-        raise ValueError(f"{place}: found {data!r:.60}, expected {expected}")
+def _literal(choices: tuple[Any, ...]) -> _Decoder:
+    expected = f"one of {', '.join(map(str, choices))}"
+
+    def decoded(data: Any) -> Any:
+        if data not in choices:
+            raise _wrong(data, expected)
+        return data
+
+    return decoded
+
+
+def _tuple(inner: _Decoder) -> _Decoder:
+    def decoded(data: Any) -> Any:
+        if not isinstance(data, list):
+            raise _wrong(data, "a list")
+        values = []
+        for index, each in enumerate(data):
+            try:
+                values.append(inner(each))
+            except _WrongError as error:
+                raise error.inside(f"[{index}]") from None
+        return tuple(values)
+
+    return decoded
+
+
+def _dict(inner: _Decoder) -> _Decoder:
+    def decoded(data: Any) -> Any:
+        if not isinstance(data, dict):
+            raise _wrong(data, "an object")
+        values = {}
+        for key, each in data.items():
+            try:
+                values[str(key)] = inner(each)
+            except _WrongError as error:
+                raise error.inside(f".{key}") from None
+        return values
+
+    return decoded
+
+
+def _float(data: Any) -> float:
+    number = isinstance(data, int | float) and not isinstance(data, bool)
+    if not number or not abs(data) <= sys.float_info.max:
+        raise _wrong(data, "a finite number")
+    return float(data)
+
+
+def _int(data: Any) -> int:
+    if not isinstance(data, int) or isinstance(data, bool):
+        raise _wrong(data, "an integer")
     return data
+
+
+def _plain(kind: type[Any]) -> _Decoder:
+    def decoded(data: Any) -> Any:
+        if not isinstance(data, kind):
+            raise _wrong(data, kind.__name__)
+        return data
+
+    return decoded
+
+
+def _wrong(data: Any, expected: str) -> _WrongError:
+    return _WrongError(f": found {data!r:.60}, expected {expected}")

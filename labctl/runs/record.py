@@ -431,7 +431,7 @@ def from_text(text: str, where: str) -> RunRecord:
     """
     try:
         data: Any = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise damaged(where, f"not JSON: {error}") from error
     version = data.get("format") if isinstance(data, dict) else None
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:

@@ -7,10 +7,11 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 
 from labctl.errors import LabBusyError, RecordError, RecordTooNewError, RefusedError
@@ -101,40 +102,34 @@ class RunStore:
 
     def entries(self) -> list[Entry]:
         """Return all runs, oldest first. A directory that cannot be read is an entry with its problem."""
-        if not self.root.is_dir():
-            return []
-        found = [
-            self._entry(each)
-            for each in self.root.iterdir()
-            if each.is_dir() and is_run_id(each.name)
-        ]
-        return sorted(found, key=_age)
+        return sorted((self._entry(self.root / name) for name in self._names()), key=_age)
 
     def entry(self, run: str) -> Entry:
         """Return the run that an id, a unique prefix or `last` means, readable or not.
 
+        Only the records that this takes are read.
+
         Raises:
             RecordError: There is none, or a prefix fits several.
         """
-        entries = self.entries()
-        if not entries:
+        names = self._names()
+        if not names:
             raise RecordError(
                 f"no run is stored in {self.root}",
                 expected="at least one",
                 do="labctl run, or choose another lab with --lab",
             )
         if run == LAST:
-            readable = [each for each in entries if each.record is not None]
-            return (readable or entries)[-1]
-        fitting = [each for each in entries if each.run_id.startswith(run)] if run else []
-        exact = [each for each in fitting if each.run_id == run]
+            return self._last(names)
+        fitting = [each for each in names if each.startswith(run)] if run else []
+        exact = [each for each in fitting if each == run]
         if len(exact or fitting) == 1:
-            return (exact or fitting)[0]
+            return self._entry(self.root / (exact or fitting)[0])
         if fitting:
-            names = ", ".join(each.run_id for each in fitting[:5])
+            shown = ", ".join(fitting[:5])
             more = f" and {len(fitting) - 5} more" if len(fitting) > 5 else ""
             raise RecordError(
-                f"{run!r} fits {len(fitting)} runs: {names}{more}",
+                f"{run!r} fits {len(fitting)} runs: {shown}{more}",
                 expected="a run id, a prefix of only one, or `last`",
                 do="give more of the id",
             )
@@ -191,6 +186,26 @@ class RunStore:
         folder.rename(doomed)
         shutil.rmtree(doomed)
 
+    def _names(self) -> list[str]:
+        """Return the ids of all runs, sorted: oldest first, those of one second in any order."""
+        try:
+            with os.scandir(self.root) as found:
+                return sorted(each.name for each in found if is_run_id(each.name) and each.is_dir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def _last(self, names: Sequence[str]) -> Entry:
+        """Return the newest run that can be read, else the newest."""
+        newest = None
+        for _, second in groupby(reversed(names), key=_second):
+            entries = sorted((self._entry(self.root / name) for name in second), key=_age)
+            newest = newest or entries[-1]
+            readable = [each for each in entries if each.record is not None]
+            if readable:
+                return readable[-1]
+        assert newest is not None  # noqa: S101 there is a name
+        return newest
+
     def _entry(self, path: Path) -> Entry:
         try:
             return Entry(path.name, path, read_record(path))
@@ -222,9 +237,14 @@ def owned(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
+def _second(run_id: str) -> str:
+    """Return the stamp of a run id: two runs may have the same."""
+    return run_id[:16]
+
+
 def _age(entry: Entry) -> tuple[str, float, str]:
     origin = entry.record.origin.unix_s if entry.record is not None else 0.0
-    return entry.run_id[:16], origin, entry.run_id
+    return _second(entry.run_id), origin, entry.run_id
 
 
 def _is_empty(folder: Path) -> bool:

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from labctl.errors import RecordError
+from labctl.runs.baseline import Baseline, ComputeBaseline, LinkBaseline
 from labctl.runs.record import (
     ClockSample,
+    FailedCheck,
     Failure,
+    LabPhase,
     NodeFacts,
     Origin,
     Owner,
@@ -28,6 +31,7 @@ from labctl.runs.record import (
 )
 
 RUN_ID = "20261130T141502Z-3fa9c1"
+FIXTURES = Path(__file__).resolve().parents[1] / "fixtures/records"
 
 
 def full_record() -> RunRecord:
@@ -40,7 +44,20 @@ def full_record() -> RunRecord:
         tasks=2,
         origin=Origin(1796048102.5, 12.25, "boot"),
         remote=RemoteRun("tf0", "/var/lib/labctl/runs/x", "labctl-run.service", "b0", 5.0),
-        nodes=(NodeFacts("tf0", 0, "10.132.0.2:2222", {"python": "3.11.2"}, 2, "EPYC", "b0"),),
+        nodes=(
+            NodeFacts(
+                "tf0",
+                0,
+                "10.132.0.2:2222",
+                {"python": "3.11.2"},
+                2,
+                "EPYC",
+                "b0",
+                cpu_limit=0.5,
+                load_1min=1.25,
+                proxies=("http_proxy",),
+            ),
+        ),
         labctl_version="0.1.0",
         payload_sha256="aa",
         spec_sha256="bb",
@@ -49,12 +66,35 @@ def full_record() -> RunRecord:
         checks={"ok": 14},
         spans=(Span("push", "labctl", 0.5, 0.25, "labctl"),),
         clock=(ClockSample("tf0", 0.1, -0.002, 0.001),),
-        servers_before=(ServerState("tf1", "active", "i", 3.0, "b1"),),
+        servers_before=(
+            ServerState(
+                "tf1",
+                "active",
+                "i",
+                3.0,
+                "b1",
+                startup_s=4.5,
+                phases=(Span("import_tensorflow", "tf1", 1796048000.5, 4.0, "join-server"),),
+                spec_sha256="bb",
+                inter_op=2,
+                process_state="S",
+                cpu_s=5.5,
+                wait_s=0.25,
+            ),
+        ),
         unit_end=UnitEnded("exit-code", "exited", "11", 9.5),
         failure=Failure("script", "it failed"),
         warnings=("watch out",),
         files=(StoredFile("events.jsonl", "tf0", 3, "cc"),),
         wall_s=4.5,
+        failed_checks=(FailedCheck("port", "tf1", "refused", "answers", "start it"),),
+        baseline=Baseline(
+            {"tf0": "b0", "tf1": "b1"},
+            (LinkBaseline("tf0", "tf1", 7.4e9, 8e-5, 3, 1796048000.0, "iperf 3.12"),),
+            (ComputeBaseline("tf0", 1000, 98.5, 2, "scipy-openblas 0.3.31", 1796048000.0),),
+            ("network: iperf3 is not installed on tf2",),
+        ),
+        lab_phases=(LabPhase("boot", "tf0", "up", 1796040000.0, 8.5),),
     )
 
 
@@ -67,6 +107,14 @@ def stored(tmp_path: Path) -> Path:
 
 def test_record_survives_the_file(tmp_path: Path) -> None:
     assert read_record(stored(tmp_path)) == full_record()
+
+
+def test_records_from_before_a_field_was_added_still_read() -> None:
+    (folder,) = FIXTURES.glob("20261130T153419Z-*")
+    record = read_record(folder)
+    assert (record.outcome, record.baseline, record.lab_phases) == ("ok", None, ())
+    assert record.nodes[1].cpu_limit is None
+    assert record.servers_before[0].process_state == ""
 
 
 def test_unknown_fields_of_the_same_format_are_no_damage() -> None:
@@ -92,6 +140,9 @@ def test_unknown_fields_of_the_same_format_are_no_damage() -> None:
         ({"clock": [{"node": "tf0"}]}, "clock[0].at_s is missing"),
         ({"tags": {"a": 1}}, "tags.a"),
         ({"spans": {}}, "spans"),
+        ({"spans": [1]}, "spans[0]: found int, expected an object"),
+        ({"nodes": [{"name": "a", "task": 0, "tf_address": "b", "cpus": "2"}]}, "nodes[0].cpus"),
+        ({"baseline": {"boot_ids": {}, "links": [{"source": 1}]}}, "baseline.links[0].source"),
     ],
 )
 def test_what_cannot_be_read_is_said(change: dict[str, Any], said: str) -> None:
@@ -102,7 +153,9 @@ def test_what_cannot_be_read_is_said(change: dict[str, Any], said: str) -> None:
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"format": 1}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"format": 1}', b"[" * 99999]
+)
 def test_damaged_files_are_record_errors(tmp_path: Path, content: bytes) -> None:
     folder = stored(tmp_path)
     (folder / "run.json").write_bytes(content)

@@ -16,6 +16,7 @@ from labctl.runs.record import (
     Parameters,
     RemoteRun,
     RunRecord,
+    read_record,
     write_record,
 )
 from labctl.runs.store import RunStore, is_run_id, owned
@@ -90,11 +91,36 @@ def test_names_resolve(store: RunStore) -> None:
     assert store.entry("last").run_id == "20261130T141502Z-00aaaa"
     assert store.entry("20261130T141502Z-00bbbb").run_id.endswith("bbbb")
     assert store.entry("20261130T141502Z-00b").run_id.endswith("bbbb")
-    with pytest.raises(RecordError, match=r"fits 2 runs: .*00bbbb, .*00aaaa"):
+    with pytest.raises(RecordError, match=r"fits 2 runs: .*00aaaa, .*00bbbb"):
         store.entry("2026")
     for unknown in ("2027", "", "../x", "/"):
         with pytest.raises(RecordError, match="no run"):
             store.entry(unknown)
+
+
+def test_one_run_is_found_without_reading_the_others(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(9):
+        add(store, f"20261130T14150{number}Z-00000{number}")
+    (store.root / "20261130T141508Z-000008/run.json").write_text("{")
+    read: list[str] = []
+
+    def counted(folder: Path) -> RunRecord:
+        read.append(folder.name[-1])
+        return read_record(folder)
+
+    monkeypatch.setattr("labctl.runs.store.read_record", counted)
+    assert store.entry("last").run_id == "20261130T141507Z-000007"
+    assert store.entry("20261130T141503Z").run_id == "20261130T141503Z-000003"
+    assert read == ["8", "7", "3"]
+
+
+def test_the_last_of_a_store_that_cannot_be_read_is_its_newest(store: RunStore) -> None:
+    for number in range(3):
+        store.create(f"20261130T14150{number}Z-00000{number}")
+    entry = store.entry("last")
+    assert (entry.run_id, entry.problem) == ("20261130T141502Z-000002", "empty directory")
 
 
 def test_a_dead_owner_means_interrupted(store: RunStore) -> None:
