@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, TypeGuard
 from labctl.runs.record import EVENTS_FILE
 
 _COMMON = frozenset({"event", "t", "mono", "source", "task"})
+_MOST_NS = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Event:
         value = self.data.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float):
             return None
-        return value if abs(value) < float("inf") else None
+        return value if abs(value) <= sys.float_info.max else None
 
     def whole(self, key: str) -> int | None:
         """Return a whole number, None if it is missing or none."""
@@ -65,7 +67,7 @@ def parse_line(line: bytes | str) -> Event | None:
     """Return the event of one line, None if the line is none."""
     try:
         data = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(data, dict):
         return None
@@ -74,6 +76,8 @@ def parse_line(line: bytes | str) -> Event | None:
     if not (isinstance(kind, str) and isinstance(source, str)):
         return None
     if not (_is_whole(t) and _is_whole(mono) and _is_whole(task)):
+        return None
+    if max(abs(t), abs(mono), abs(task)) >= _MOST_NS:
         return None
     rest = {key: value for key, value in data.items() if key not in _COMMON}
     return Event(kind, t, mono, source, task, rest)
@@ -93,11 +97,45 @@ def parse(lines: Iterable[bytes]) -> Iterator[Event]:
 
 def read_events(folder: Path) -> list[Event]:
     """Return the events of a record, [] if it has none."""
+    return list(read_file(folder / EVENTS_FILE).events)
+
+
+@dataclass(frozen=True, slots=True)
+class EventFile:
+    """A file of events.
+
+    Attributes:
+        events: Those that could be read, in order.
+        damaged: Whole lines that are no events.
+        truncated: The last line has no end and is no event.
+    """
+
+    events: tuple[Event, ...] = ()
+    damaged: int = 0
+    truncated: bool = False
+
+
+def read_file(path: Path) -> EventFile:
+    """Return the events of a file; a file that is not there has none.
+
+    Raises:
+        OSError: It is there and cannot be read.
+    """
+    events: list[Event] = []
+    damaged, truncated = 0, False
     try:
-        with (folder / EVENTS_FILE).open("rb") as file:
-            return list(parse(file))
+        with path.open("rb") as file:
+            for line in file:
+                event = parse_line(line)
+                if event is not None:
+                    events.append(event)
+                elif not line.endswith(b"\n"):
+                    truncated = True
+                elif line.strip():
+                    damaged += 1
     except FileNotFoundError:
-        return []
+        return EventFile()
+    return EventFile(tuple(events), damaged, truncated)
 
 
 class EventStream:
