@@ -1,0 +1,238 @@
+"""Rules on where the work is: soft placement, and why a GPU that was asked for is not there. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from labctl.analysis.causes.common import (
+    LOG_LEVEL,
+    Cause,
+    error_text,
+    gpu_asked,
+    has_words,
+    log_hidden,
+    log_line,
+    no_trace,
+    quoted,
+)
+from labctl.analysis.causes.model import Rule, Verdict
+
+if TYPE_CHECKING:
+    from labctl.analysis.explained import Explained
+
+SOFT_PLACEMENT = Cause(
+    "soft-placement", "step", "Products run on another device than asked, without a word", "A"
+)
+LIBRARIES_MISSING = Cause(
+    "cuda-libraries-missing", "once", "TensorFlow cannot load CUDA's libraries", "A"
+)
+DRIVER_MISMATCH = Cause(
+    "driver-mismatch",
+    "once",
+    "NVIDIA's kernel module and its library are of different versions",
+    "A",
+)
+NO_DRIVER = Cause("no-driver", "once", "NVIDIA's driver is not loaded", "A")
+TOO_OLD = Cause("gpu-too-old", "once", "The GPU is too old for this TensorFlow", "A")
+HIDDEN = Cause("gpu-hidden", "once", "CUDA_VISIBLE_DEVICES hides the GPU", "A")
+MEMORY_TAKEN = Cause("gpu-memory-taken", "once", "Another process holds the GPU's memory", "A")
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_LIBRARY_WORDS = (
+    "cannot dlopen some gpu libraries",
+    "skipping registering gpu devices",
+    "could not load dynamic library 'libcu",
+    "could not find cuda drivers on your machine",
+    "is the cpu build",
+)
+_MISMATCH_WORDS = ("does not match dso version", "version mismatch")
+_DRIVER_WORDS = (
+    "failed call to cuinit",
+    "kernel driver does not appear to be running",
+    "cuda_error_no_device",
+    "has no gpu driver",
+    "but no /dev/nvidia",
+)
+_OLD_WORDS = ("minimum required cuda capability",)
+_HIDDEN_WORDS = ("hides all gpus from cuda",)
+_MEMORY_WORDS = ("cuda_error_out_of_memory",)
+
+NOT_ASKED = ("no GPU was asked for", "labctl run --gpu on nodes with GPUs")
+
+
+def by_words(run: Explained, cause: Cause, words: tuple[str, ...], remedy: str) -> Verdict | None:
+    """Return what the check before the run and TensorFlow's own words say of a fault with a GPU; None where a caller must look further.
+
+    A host without GPUs prints some of them in a healthy run: they count only where a GPU was asked for.
+
+    Args:
+        run: The run.
+        cause: The fault.
+        words: Those that name it, in lower case.
+        remedy: What helps.
+    """
+    asked = gpu_asked(run)
+    if asked is False:
+        return cause.not_measured(*NOT_ASKED)
+    for check in run.data.record.failed_checks:
+        if check.name == "gpu" and has_words(check.found, *words):
+            return cause.found(None, [f"labctl check: {check.found}"], remedy=check.do)
+    if asked:
+        if (line := log_line(run, *words)) is not None:
+            return cause.found(None, [quoted(line)], remedy=remedy)
+        if (word := has_words(error_text(run), *words)) is not None:
+            return cause.found(None, [f"the client's error says: {word}"], remedy=remedy)
+    return None
+
+
+def silent(run: Explained, cause: Cause) -> Verdict:
+    """Return what the absence of a fault's words says."""
+    on_gpu = products_on(run).get("GPU", 0)
+    if on_gpu:
+        return cause.ruled_out(f"{on_gpu} products ran on a GPU")
+    if log_hidden(run) or not run.data.log:
+        return cause.not_measured(
+            "there is no log of TensorFlow's to look for its words in",
+            f"a run without {LOG_LEVEL} in --env",
+        )
+    return cause.ruled_out(f"0 of {len(run.data.log)} log lines name it", confidence="medium")
+
+
+def products_on(run: Explained) -> dict[str, int]:
+    """Return how many products of the traced step ran on each type of device, e.g. `CPU`."""
+    counts: dict[str, int] = {}
+    for task in run.trace.tasks if run.trace is not None else ():
+        for device, number in task.products.items():
+            kind = "GPU" if "GPU" in device.upper() else device.partition(":")[0].upper()
+            counts[kind] = counts.get(kind, 0) + number
+    return counts
+
+
+def _soft_placement(run: Explained) -> Verdict:
+    cause = SOFT_PLACEMENT
+    asked = gpu_asked(run)
+    if asked is None:
+        return cause.not_measured(
+            "a script does not say which device it asks for",
+            "tf.debugging.set_log_device_placement",
+        )
+    counts = products_on(run)
+    if not counts:
+        if run.data.record.parameters.soft_placement is False:
+            return cause.ruled_out("0 ops may move: soft placement is off")
+        return cause.not_measured(*no_trace(run))
+    kind = "GPU" if asked else "CPU"
+    elsewhere = {device: number for device, number in counts.items() if device != kind}
+    if not elsewhere:
+        return cause.ruled_out(
+            f"{counts[kind]} of {counts[kind]} products ran on a {kind}, as asked"
+        )
+    told = ", ".join(f"{number} on a {device}" for device, number in sorted(elsewhere.items()))
+    evidence = [f"products were asked for on a {kind}; {told} in the traced step"]
+    for task in run.trace.tasks if run.trace is not None else ():
+        where = ", ".join(
+            f"{number} on {device}" for device, number in sorted(task.products.items())
+        )
+        evidence.append(f"task:{task.task} on {task.node}: {where or 'no product'}")
+    return cause.found(
+        None,
+        evidence,
+        remedy="without --soft-placement TensorFlow refuses instead; labctl check says what the GPU lacks",
+        title=f"Products run on a {', '.join(sorted(elsewhere))} though a {kind} was asked for",
+    )
+
+
+def _libraries_missing(run: Explained) -> Verdict:
+    cause = LIBRARIES_MISSING
+    remedy = "labctl provision with a GPU inventory: it installs tensorflow[and-cuda] on every node"
+    said = by_words(run, cause, _LIBRARY_WORDS, remedy)
+    if said is not None:
+        return said
+    without = [
+        node.name
+        for node in run.data.record.nodes
+        if node.versions.get("tensorflow") and not node.versions.get("cuda")
+    ]
+    if gpu_asked(run) and without and not products_on(run).get("GPU"):
+        return cause.found(
+            None,
+            [f"no CUDA libraries are installed beside TensorFlow on {', '.join(without)}"],
+            remedy=remedy,
+            confidence="medium",
+        )
+    return silent(run, cause) if gpu_asked(run) else cause.not_measured(*_script_gpu())
+
+
+def _driver_mismatch(run: Explained) -> Verdict:
+    return _worded(
+        run, DRIVER_MISMATCH, _MISMATCH_WORDS, "reboot the node, and hold the driver's packages"
+    )
+
+
+def _no_driver(run: Explained) -> Verdict:
+    cause = NO_DRIVER
+    said = by_words(
+        run,
+        cause,
+        _DRIVER_WORDS,
+        "labctl provision installs the driver; ls /dev/nvidia* on the node",
+    )
+    if said is not None:
+        return said
+    drivers = sorted(
+        {node.versions["driver"] for node in run.data.record.nodes if "driver" in node.versions}
+    )
+    if gpu_asked(run) and len(drivers) > 0:
+        return cause.ruled_out(f"driver {', '.join(drivers)} is loaded")
+    return silent(run, cause) if gpu_asked(run) else cause.not_measured(*_script_gpu())
+
+
+def _too_old(run: Explained) -> Verdict:
+    return _worded(run, TOO_OLD, _OLD_WORDS, "a newer GPU, or an older TensorFlow (docs/causes.md)")
+
+
+def _hidden(run: Explained) -> Verdict:
+    cause = HIDDEN
+    remedy = f"unset {VISIBLE}, or set it to the GPU's index"
+    said = by_words(run, cause, _HIDDEN_WORDS, remedy)
+    if said is not None:
+        return said
+    if not gpu_asked(run):
+        return cause.not_measured(*_script_gpu())
+    if VISIBLE in run.data.record.parameters.environment and not products_on(run).get("GPU"):
+        return cause.found(
+            None,
+            [f"{VISIBLE} was set for the client, and no product ran on a GPU"],
+            remedy=remedy,
+            confidence="low",
+        )
+    return silent(run, cause)
+
+
+def _memory_taken(run: Explained) -> Verdict:
+    remedy = (
+        "nvidia-smi --query-compute-apps=pid,used_memory --format=csv names the process: end it"
+    )
+    return _worded(run, MEMORY_TAKEN, _MEMORY_WORDS, remedy)
+
+
+def _worded(run: Explained, cause: Cause, words: tuple[str, ...], remedy: str) -> Verdict:
+    said = by_words(run, cause, words, remedy)
+    if said is not None:
+        return said
+    return silent(run, cause) if gpu_asked(run) else cause.not_measured(*_script_gpu())
+
+
+def _script_gpu() -> tuple[str, str]:
+    return "a script does not say whether it asks for a GPU", "labctl run --gpu SCRIPT"
+
+
+RULES: tuple[Rule, ...] = (
+    SOFT_PLACEMENT.rule(_soft_placement),
+    LIBRARIES_MISSING.rule(_libraries_missing),
+    DRIVER_MISMATCH.rule(_driver_mismatch),
+    NO_DRIVER.rule(_no_driver),
+    TOO_OLD.rule(_too_old),
+    HIDDEN.rule(_hidden),
+    MEMORY_TAKEN.rule(_memory_taken),
+)

@@ -1,0 +1,221 @@
+"""Rules on who waits for whom: threads that answer too late, and tasks with unequal work. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from labctl.analysis.causes.common import (
+    Cause,
+    matters,
+    no_trace,
+    part_text,
+    time_text,
+    warm_s,
+)
+from labctl.analysis.causes.model import Rule, Verdict
+from labctl.analysis.causes.replay import covered_s, plain_name, saving_s
+from labctl.node import wire
+
+if TYPE_CHECKING:
+    from labctl.analysis.explained import Explained
+    from labctl.analysis.model import Edge, OpRun, StepTrace
+
+INTER_OP_STARVED = Cause(
+    "inter-op-starved", "step", "One inter-op thread answers only after the products", "A"
+)
+TASKS_UNBALANCED = Cause(
+    "tasks-unbalanced", "step", "The tasks have unequal numbers of products", "C"
+)
+
+_ANSWER_WITHIN_S = (
+    2e-3  # an answer that follows the sender's last op this closely was held up by it
+)
+_ANSWER_WITHIN = 0.10  # or within this part of the time that it was waited for
+_BUSY = 0.8  # part of the waiting in which the sender computed
+
+
+@dataclass(frozen=True, slots=True)
+class HeldUp:
+    """A tensor that was ready and asked for, and was sent only when its sender's products had ended.
+
+    Attributes:
+        edge: Its way.
+        ready_s: When it could have been sent: asked for and there.
+        last_op: The sender's op that ended right before the answer.
+        busy_s: Time between ready and answered in which the sender computed.
+    """
+
+    edge: Edge
+    ready_s: float
+    last_op: OpRun
+    busy_s: float
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that it was held up."""
+        return self.edge.answered_s - self.ready_s
+
+
+def _inter_op_starved(run: Explained) -> Verdict:
+    cause = INTER_OP_STARVED
+    if run.data.record.parameters.placement == "one-process":
+        return cause.ruled_out("one process: no tensor travels between tasks")
+    if run.trace is None:
+        return cause.not_measured(*no_trace(run))
+    trace = run.trace
+    held = [each for each in (held_up(trace, edge) for edge in trace.edges) if each is not None]
+    scale = 1.0 if run.split is None else run.split.scale
+    warm = warm_s(run) or trace.duration_s * scale
+    seconds = saving_s(trace, arrivals_s(held, _cpus(run))) * scale
+    if held and matters(seconds, warm):
+        return _starved(run, trace, held, seconds)
+    if trace.edges and all(edge.clamped for edge in trace.edges):
+        return cause.not_measured(
+            "every answer's stamp lies outside of what its receiver saw: the nodes' clocks differ too much",
+            "a time service on every node (labctl check --only clock), then run again",
+        )
+    waits = [edge for edge in trace.edges if edge.waited_s is not None and not edge.clamped]
+    if not waits:
+        return cause.ruled_out("no tensor was waited for")
+    longest = max(waits, key=lambda edge: edge.waited_s or 0.0)
+    waited = part_text((longest.waited_s or 0.0) * scale, warm)
+    why = "" if held else ", not for a thread that answers"
+    return cause.ruled_out(
+        f"held up {time_text(seconds)} of {time_text(warm)}"
+        if held
+        else "no ready tensor was held up",
+        f"the longest wait for a tensor is {waited}{why}: {longest.tensor} of task:{longest.source}",
+    )
+
+
+def _starved(run: Explained, trace: StepTrace, held: list[HeldUp], seconds: float) -> Verdict:
+    worst = max(held, key=lambda each: each.waited_s)
+    source, target = worst.edge.source, worst.edge.target
+    threads = inter_op_threads(run, source)
+    cpus = _cpus(run).get(source)
+    evidence = [
+        (
+            f"task:{target} could have {worst.edge.tensor} from {time_text(worst.ready_s)} on, "
+            f"its answer began at {time_text(worst.edge.answered_s)}"
+        ),
+        f"task:{source}'s {worst.last_op.name} ended at {time_text(worst.last_op.end_s)}, right before",
+        f"task:{source} computed for {part_text(worst.busy_s, worst.waited_s)} of that wait",
+        f"the tasks computed together for {part_text(trace.overlap_s, trace.compute_sum_s)}",
+    ]
+    if threads is not None:
+        evidence.append(f"task:{source} has {threads} inter-op thread{'' if threads == 1 else 's'}")
+    elif cpus is not None:
+        evidence.append(
+            f"task:{source} has {cpus} CPU{'' if cpus == 1 else 's'} and TensorFlow's default of inter-op threads"
+        )
+    single = threads == 1 or (threads is None and cpus == 1)
+    unknown = threads is None and cpus is None
+    feeds = run.data.record.parameters.feed == "fed"
+    return INTER_OP_STARVED.found(
+        seconds,
+        evidence,
+        remedy="--inter-op 2" + (" (or --feed staged)" if feeds else ""),
+        confidence="high" if single else "medium" if unknown else "low",
+        title=f"One inter-op thread on task:{source} holds up what task:{target} waits for",
+    )
+
+
+def held_up(trace: StepTrace, edge: Edge) -> HeldUp | None:
+    """Return how an edge was held up by its sender's ops, None if it was not or cannot be told."""
+    if edge.clamped or edge.asked_s is None or edge.source == edge.target:
+        return None
+    ops = [op for op in trace.ops if op.task == edge.source]
+    made_s = [op.end_s for op in ops if plain_name(op.name) == plain_name(edge.tensor)]
+    ready_s = max([edge.asked_s, *made_s])
+    answered_s, waited_s = edge.answered_s, edge.answered_s - ready_s
+    if waited_s < max(_ANSWER_WITHIN_S / 2, edge.clock_error_s):
+        return None
+    slack_s = max(_ANSWER_WITHIN_S, _ANSWER_WITHIN * waited_s)
+    before = [op for op in ops if ready_s < op.end_s <= answered_s + edge.clock_error_s]
+    if not before:
+        return None
+    last_op = max(before, key=lambda op: op.end_s)
+    busy_s = covered_s(((op.start_s, op.end_s) for op in ops), ready_s, answered_s)
+    # Where the sender goes on with its next product, it is no thread that was waited for.
+    goes_on = any(
+        op.end_s > answered_s and op.start_s < answered_s + edge.clock_error_s for op in ops
+    )
+    if goes_on or answered_s - last_op.end_s > slack_s or busy_s < _BUSY * waited_s:
+        return None
+    return HeldUp(edge, ready_s, last_op, busy_s)
+
+
+def arrivals_s(held: Iterable[HeldUp], cpus: Mapping[int, int]) -> dict[Edge, float]:
+    """Return when held-up tensors would arrive if they were answered at once.
+
+    On a sender with one CPU the products go on beside the answer, and each gets half of the time.
+
+    Args:
+        held: The tensors.
+        cpus: CPUs of each task's node, as far as known.
+    """
+    return {
+        each.edge: each.ready_s + each.edge.wire_s * (2 if cpus.get(each.edge.source) == 1 else 1)
+        for each in held
+    }
+
+
+def inter_op_threads(run: Explained, task: int) -> int | None:
+    """Return how many inter-op threads a task's server was asked to have, None for TensorFlow's default."""
+    parameters = run.data.record.parameters
+    if task == 0 or parameters.placement == "one-host":
+        return parameters.inter_op
+    node = next((each.name for each in run.data.record.nodes if each.task == task), None)
+    states = [each for each in run.data.record.servers_before if each.node == node]
+    if states and states[0].inter_op is not None:
+        return states[0].inter_op
+    ready = [each for each in run.data.server_events.get(node or "", ()) if each.kind == wire.READY]
+    return ready[-1].whole("inter_op") if ready else None
+
+
+def _tasks_unbalanced(run: Explained) -> Verdict:
+    cause = TASKS_UNBALANCED
+    if run.trace is None:
+        return cause.not_measured(*no_trace(run))
+    counts = {task.task: sum(task.products.values()) for task in run.trace.tasks}
+    if len(counts) < 2:
+        return cause.ruled_out("one task did all the work that was traced")
+    told = ", ".join(f"task:{task} {count}" for task, count in sorted(counts.items()))
+    if len(set(counts.values())) == 1:
+        return cause.ruled_out(
+            f"{next(iter(counts.values()))} products on each of {len(counts)} tasks"
+        )
+    scale = 1.0 if run.split is None else run.split.scale
+    warm = warm_s(run) or run.trace.duration_s * scale
+    compute = [task.compute_s * scale for task in run.trace.tasks]
+    seconds = max(compute) - sum(compute) / len(compute)
+    if not matters(seconds, warm):
+        return cause.ruled_out(f"{part_text(seconds, warm)} from equal work", f"products: {told}")
+    busiest = max(run.trace.tasks, key=lambda task: task.compute_s)
+    return cause.found(
+        seconds,
+        [
+            f"products: {told}",
+            f"task:{busiest.task} computes {time_text(max(compute))} of a step",
+            f"the tasks' mean is {time_text(sum(compute) / len(compute))}",
+        ],
+        remedy="give each task the same number of products",
+        title=f"task:{busiest.task} has more products than the others",
+    )
+
+
+def _cpus(run: Explained) -> dict[int, int]:
+    """Return the CPUs that each task may use, as far as known."""
+    record = run.data.record
+    known = {node.task: node.cpus for node in record.nodes if node.cpus is not None}
+    if record.parameters.placement == "one-host" and 0 in known:
+        return dict.fromkeys(range(record.tasks), known[0])
+    return known
+
+
+RULES: tuple[Rule, ...] = (
+    INTER_OP_STARVED.rule(_inter_op_starved),
+    TASKS_UNBALANCED.rule(_tasks_unbalanced),
+)
