@@ -11,17 +11,15 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from . import host, limits, wire
 from .children import STARTUP_S_PER_TASK, Children, start_children
 from .cluster import Peers, peers_lost, report_peer, wait_for_peers
 from .errors import (
     HINTS,
-    OUT_OF_RANGE,
     PEER_KINDS,
     PEER_LOST,
     UNEXPECTED,
@@ -32,16 +30,13 @@ from .errors import (
     summarise,
 )
 from .events import EventLog
-from .experiments.power import power_computed
+from .experiment import Experiment
 from .ports import Answer, require_free_port
 from .script import run_script
 from .spec import check_addresses
-from .watch import Patience, Watchdog
+from .usage import UsageReporter
+from .watch import Patience, Stall, Watchdog
 from .wire import MatpowPlan, RunPlan
-
-if TYPE_CHECKING:
-    from .experiments.inputs import Float32
-    from .experiments.matpow import Computation, Setting
 
 _FLUSH_WITHIN_S = 2.0
 _CLOSE_WITHIN_S = 5.0
@@ -61,8 +56,7 @@ def run_client(plan_file: str, payload: str) -> NoReturn:
     events = EventLog.to_file(wire.EVENTS_FILE, "client", 0)
     client = _Client(events, payload, directory, began_ns)
     try:
-        host.introduce(events)
-        status = client.run(_read_plan(plan_file))
+        status = client.run(plan_file)
     except BaseException as error:  # noqa: BLE001 whatever it is, the process ends here
         # Within this block: when it is left, the traceback goes, and with it a session, which may block.
         client.leave(client.fail(error))
@@ -79,25 +73,33 @@ class _Client:
         self._began_ns = began_ns
         self._peers = Peers({})
         self._watchdog: Watchdog | None = None
-        self._computation: Computation | None = None  # held to the end: to drop a session may block
+        self._stall = Stall()
+        self._usage = UsageReporter(events, always=True)
+        self._experiment: Experiment | None = None
 
-    def run(self, plan: RunPlan) -> int:
+    def run(self, plan_file: str) -> int:
         """Carry out a plan and return the exit status.
 
         Raises:
             NodeError: It cannot be run, or failed.
         """
-        check_addresses(plan.cluster)
         dropped = host.drop_proxies(os.environ)
+        try:
+            plan = _read_plan(plan_file)
+            os.environ.update(plan.environment)
+        finally:
+            host.introduce(self._events)
+        self._usage.start()
         if dropped:
             self._events.emit(wire.NOTE, text=f"cleared {', '.join(dropped)}: gRPC would obey them")
+        check_addresses(plan.cluster)
         if plan.matpow is not None:
             return self._run_matpow(plan, plan.matpow)
         assert plan.script is not None  # noqa: S101 a plan has either, `from_json` checks it
         limits.check_script(plan.script, self._directory)
         self._await_peers(Peers(dict(enumerate(plan.cluster[1:], start=1))), plan.peer_timeout_s)
         self._watch(_SCRIPT_PATIENCE)
-        with self._events.phase(wire.PHASE_SCRIPT):
+        with self._events.phase(wire.PHASE_SCRIPT), self._stall:
             run_script(plan.script, plan.cluster, self._directory)
         return wire.EXIT_OK
 
@@ -123,6 +125,7 @@ class _Client:
 
     def leave(self, status: int) -> NoReturn:
         """End the process, without waiting for TensorFlow."""
+        self._usage.stop()
         with suppress(OSError):
             self._events.end(status)
         _within(_FLUSH_WITHIN_S, _flush)
@@ -131,8 +134,7 @@ class _Client:
     def _blame(self, status: int) -> tuple[int, dict[str, Any]]:
         """Return exit status and error fields that hold if a peer does not answer right now."""
         silent = self._peers.silent()
-        for task, answer in silent.items():
-            report_peer(self._events, task, self._peers.addresses[task], answer)
+        self._report(silent)
         if not silent:
             return status, {}
         lost = peers_lost(self._peers.addresses, silent, "any more")
@@ -152,15 +154,23 @@ class _Client:
         self._watchdog = Watchdog(
             self._peers,
             patience,
+            on_answers=self._tell_if_stalled,
             on_silent=lambda error, silent: self._warn(error, silent, patience),
             on_lost=lambda error: self.leave(self.fail(error)),
         )
         self._watchdog.start()
 
+    def _tell_if_stalled(self, answers: dict[int, Answer]) -> None:
+        if self._stall.news(answers):
+            self._report(answers)
+
     def _warn(self, error: NodeError, silent: dict[int, Answer], patience: Patience) -> None:
-        for task, answer in silent.items():
-            report_peer(self._events, task, self._peers.addresses[task], answer)
+        self._report(silent)
         self._events.emit(wire.NOTE, text=f"{error.found}; the run ends in {patience.grace_s:g} s")
+
+    def _report(self, answers: dict[int, Answer]) -> None:
+        for task, answer in answers.items():
+            report_peer(self._events, task, self._peers.addresses[task], answer)
 
     def _run_matpow(self, plan: RunPlan, matpow: MatpowPlan) -> int:
         tasks = len(plan.cluster)
@@ -177,117 +187,20 @@ class _Client:
             peers = Peers(dict(enumerate(addresses[1:], start=1)))
             self._await_peers(peers, timeout_s, children)
             self._watch(_EXPERIMENT_PATIENCE)
-        status = self._compute(matpow, tasks, addresses, trace=plan.trace)
+        self._experiment = experiment = Experiment(
+            self._events, self._stall, self._directory, self._began_ns
+        )
+        ok = experiment.run(matpow, tasks, addresses, trace=plan.trace)
+        self._close(experiment)
         if children is not None:
             children.end()
-        return status
-
-    def _compute(
-        self, plan: MatpowPlan, tasks: int, addresses: tuple[str, ...], *, trace: bool
-    ) -> int:
-        with self._events.phase(wire.PHASE_IMPORT_NUMPY):
-            from .experiments.inputs import make_inputs
-            from .experiments.matpow import Setting
-        with self._events.phase(wire.PHASE_IMPORT_TENSORFLOW):
-            import tensorflow as tf
-        self._computation = computation = _computation(tf, Setting(plan, tasks, addresses))
-        with self._events.phase(wire.PHASE_SERVER):
-            computation.start_server()
-        with self._events.phase(wire.PHASE_GRAPH):
-            products = computation.build_graph()
-        section_ns = time.perf_counter_ns()
-        if plan.api == "session":
-            with self._events.phase(wire.PHASE_SESSION):
-                computation.open_session()
-        with self._events.phase(wire.PHASE_INPUTS):
-            inputs = make_inputs(plan, tasks)
-        if plan.feed == "staged":
-            with self._events.phase(wire.PHASE_STAGE):
-                computation.stage(inputs)
-        with self._events.phase(wire.PHASE_FIRST_STEP):
-            result = self._step(computation, inputs, 0, plan.repeat + 1)
-        section_ns = time.perf_counter_ns() - section_ns
-        with self._events.phase(wire.PHASE_WARM_STEPS):
-            for index in range(1, plan.repeat + 1):
-                result = self._step(computation, inputs, index, plan.repeat + 1)
-        if trace:
-            self._trace(computation, inputs, plan.repeat + 1)
-        ok = self._verify(plan, inputs, result, products=products, section_us=section_ns // 1000)
-        self._close(computation)
         return wire.EXIT_OK if ok else wire.EXIT_WRONG
 
-    def _step(
-        self, computation: Computation, inputs: Sequence[Float32], index: int, total: int
-    ) -> Float32:
-        begin = time.perf_counter_ns()
-        result = computation.step(inputs)
-        duration_ns = time.perf_counter_ns() - begin
-        kind = "warm" if index else "cold"
-        self._events.emit(wire.STEP, index=index, kind=kind, total=total, duration_ns=duration_ns)
-        return result
-
-    def _trace(self, computation: Computation, inputs: Sequence[Float32], index: int) -> None:
-        with self._events.phase(wire.PHASE_TRACED_STEP):
-            stats = computation.traced_step(inputs)
-        if stats is None:
-            self._events.emit(wire.NOTE, text="no trace: this API has no step stats")
-            return
-        path = self._directory / wire.TRACE_FILE.format(index)
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(stats)
-
-    def _verify(
-        self,
-        plan: MatpowPlan,
-        inputs: Sequence[Float32],
-        result: Float32,
-        *,
-        products: int,
-        section_us: int,
-    ) -> bool:
-        from .verify import verify
-
-        power = power_computed(plan.power, plan.algorithm)
-        with self._events.phase(wire.PHASE_VERIFY):
-            method = limits.check_method(plan, len(inputs))
-            verdict = verify(result, inputs, power, method, plan.seed)
-        self._events.emit(
-            wire.RESULT,
-            ok=verdict.ok,
-            relative_error=verdict.relative_error,
-            tolerance=verdict.tolerance,
-            power_computed=power,
-            products=products,
-            norm=verdict.norm,
-            checked_by=verdict.checked_by,
-            section_us=section_us,
-            end_to_end_us=(time.perf_counter_ns() - self._began_ns) // 1000,
-        )
-        if verdict.relative_error is None:
-            raise NodeError(
-                f"float32 cannot hold the sum of M^{power} for size {plan.size}: its norm is {verdict.norm}",
-                expected="finite entries that are not all 0",
-                do="a smaller --power, or --algorithm chain or squaring, whose inputs are scaled",
-                kind=OUT_OF_RANGE,
-                status=wire.EXIT_WRONG,
-            )
-        return verdict.ok
-
-    def _close(self, computation: Computation) -> None:
+    def _close(self, experiment: Experiment) -> None:
         """Free the other tasks' memory; what is not done in time is left undone, the result stands."""
         if self._watchdog is not None:
             self._watchdog.stop()
-        _within(_CLOSE_WITHIN_S, computation.close)
-
-
-def _computation(tf: Any, setting: Setting) -> Computation:
-    if setting.plan.api == "tf2":
-        from .experiments.tf2_api import FunctionComputation
-
-        return FunctionComputation(tf, setting)
-    from .experiments.session_api import SessionComputation
-
-    return SessionComputation(tf, setting)
+        _within(_CLOSE_WITHIN_S, experiment.close)
 
 
 def _read_plan(path: str) -> RunPlan:

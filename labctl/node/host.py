@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ _TENSORFLOW_DISTRIBUTIONS = (
     "tensorflow-aarch64",
     "tensorflow-rocm",
 )
+_TELLING_PREFIXES = ("TF_", "XLA_", "GRPC_", "CUDA_")
 
 
 def drop_proxies(environment: MutableMapping[str, str]) -> list[str]:
@@ -28,10 +29,23 @@ def drop_proxies(environment: MutableMapping[str, str]) -> list[str]:
 
     gRPC obeys them even for addresses of this machine and then never reaches a peer.
     """
-    names = sorted(name for name in environment if name.lower().endswith("_proxy"))
+    names = sorted(filter(_is_proxy, environment))
     for name in names:
         del environment[name]
     return names
+
+
+def _is_proxy(name: str) -> bool:
+    return name.lower().endswith("_proxy")
+
+
+def telling_environment(environment: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the variables that steer TensorFlow, gRPC or CUDA; a proxy may hold a password, its value is None."""
+    return {
+        name: None if _is_proxy(name) else value
+        for name, value in sorted(environment.items())
+        if name.startswith(_TELLING_PREFIXES) or _is_proxy(name)
+    }
 
 
 def process_age_ns() -> int:
@@ -42,8 +56,8 @@ def process_age_ns() -> int:
 
 
 def introduce(events: EventLog) -> None:
-    """Write `hello` and the phase from this process's start up to here."""
-    known = facts()
+    """Write `hello` and the phase from this process's start up to here; call it once the environment is set."""
+    known = {**facts(), "environment": telling_environment(os.environ)}
     age_ns, t, mono = process_age_ns(), time.time_ns(), time.monotonic_ns()
     begin = t - age_ns
     events.emit(wire.HELLO, t=t, mono=mono, pid=os.getpid(), process_start_t=begin, **known)

@@ -16,12 +16,15 @@ MAX_POWER = 10_000  # beyond it float32 rounding leaves no digits worth checking
 MAX_RECURSIVE_POWER = 900  # Python's recursion limit is 1000
 MESSAGE_BYTES = 2**31 - 2**16  # protobuf's limit, less room for the rest of the message
 PROCESS_BYTES = 600 * 2**20  # a process that has imported TensorFlow and built a server
+_GRAPH_COPIES = 5  # of a graph's constants that live at the same time until the first step has run
 
 # What a check costs on one core, measured with OpenBLAS: seconds for each of L^3 elements of a float64 product,
 # and for each of L^2 elements of a float32 matrix that is widened and multiplied by a few columns.
 _FLOAT64_PRODUCT_S = 1e-10
 _RANDOM_VECTOR_S = 5e-9
 _FLOAT64_CHECK_WITHIN_S = 2.5
+
+_FLAGS = {"sum_task": "sum-on"}
 
 _FLOAT32_MAX_LOG10 = 38.53
 _FLOAT32_MIN_LOG10 = -37.9
@@ -36,12 +39,19 @@ def check_matpow(plan: MatpowPlan, tasks: int, available_bytes: int | None) -> N
         available_bytes: Memory that this node can still give, None if unknown.
 
     Raises:
-        NodeError: With status `EXIT_BAD_PLAN`: a value out of range, a matrix over the 2 GB of one message,
-            more memory than there is, or powers that float32 cannot hold.
+        NodeError: With status `EXIT_BAD_PLAN`: a value out of range, a matrix or a graph over the 2 GB of one
+            message, more memory than there is, or powers that float32 cannot hold.
     """
     _check_values(plan)
+    if plan.sum_task >= tasks:
+        raise bad_plan(
+            f"task {plan.sum_task} is to add up, there are {tasks} tasks",
+            expected=f"0 to {tasks - 1}",
+            do="correct --sum-on",
+        )
     _check_power(plan, tasks)
     _check_message(plan)
+    _check_graph(plan, tasks)
     need = _need_here(plan, tasks)
     if available_bytes is not None and need > available_bytes:
         raise bad_plan(
@@ -70,17 +80,18 @@ def estimate_bytes(plan: MatpowPlan, tasks: int) -> tuple[int, ...]:
     """Return about how many bytes each task's process needs beyond TensorFlow itself, task 0's first.
 
     Counted are matrices that live at the same time: a task's input, the operands and result of a product, one
-    copy on its way; on task 0 also the inputs of all tasks in numpy, what is fed, what arrives, the sum, what
-    is fetched, and the check.
+    copy on its way; where the sum is formed what arrives and the sum; on task 0 also the inputs of all tasks in
+    numpy, what is fed or the copies of a graph that holds them, what is fetched, and the check.
     """
     matrix = 4 * plan.size * plan.size
     working = 1 + (4 if plan.algorithm == "squaring" else 2)
-    worker = (working + 1) * matrix
-    client = tasks * matrix
-    fed = tasks * matrix if plan.feed == "fed" else 0
-    step = working * matrix + fed + (tasks - 1) * matrix + 2 * matrix
+    inputs = tasks * matrix
+    sent = {"fed": 1, "staged": 0, "constant": _GRAPH_COPIES}[plan.feed] * inputs
+    step = working * matrix + sent + matrix
     check = 5 * 2 * matrix if check_method(plan, tasks) == "float64" else 0
-    return (client + max(step, check), *([worker] * (tasks - 1)))
+    needs = [inputs + max(step, check), *([(working + 1) * matrix] * (tasks - 1))]
+    needs[plan.sum_task] += tasks * matrix
+    return tuple(needs)
 
 
 def check_method(plan: MatpowPlan, tasks: int) -> str:
@@ -109,16 +120,18 @@ def _check_values(plan: MatpowPlan) -> None:
         ("repeat", plan.repeat, 0),
         ("inter_op", 1 if plan.inter_op is None else plan.inter_op, 1),
         ("seed", plan.seed, 0),
+        ("sum_task", plan.sum_task, 0),
     ):
         if type(value) is not int or value < least:
             raise bad_plan(
                 f"{name} is {value!r}",
                 expected=f"a whole number, {least} or more",
-                do=f"correct --{name.replace('_', '-')}",
+                do=f"correct --{_FLAGS.get(name, name.replace('_', '-'))}",
             )
     for name, word, words in (
         ("algorithm", plan.algorithm, wire.ALGORITHMS),
         ("feed", plan.feed, wire.FEEDS),
+        ("fetch", plan.fetch, wire.FETCHES),
         ("placement", plan.placement, wire.PLACEMENTS),
         ("api", plan.api, wire.APIS),
         ("device", plan.device, wire.DEVICES),
@@ -163,6 +176,17 @@ def _check_message(plan: MatpowPlan) -> None:
             f"size {plan.size}: one matrix is {_gib(matrix)}, more than one gRPC message between tasks can hold",
             expected=f"size {math.isqrt(MESSAGE_BYTES // 4)} or less",
             do="a smaller --size, or --placement one-process, where nothing is sent",
+        )
+
+
+def _check_graph(plan: MatpowPlan, tasks: int) -> None:
+    """Check that constant inputs fit the graph: beyond protobuf's limit TensorFlow 2.21 raises a DecodeError."""
+    constants = tasks * 4 * plan.size * plan.size
+    if plan.feed == "constant" and constants > MESSAGE_BYTES:
+        raise bad_plan(
+            f"size {plan.size}: {tasks} constant matrices are {_gib(constants)}, more than one GraphDef can hold",
+            expected=f"size {math.isqrt(MESSAGE_BYTES // 4 // tasks)} or less",
+            do="--feed fed or staged, or a smaller --size",
         )
 
 

@@ -20,6 +20,7 @@ from .events import EventLog
 from .notify import notify_ready
 from .ports import port_in_use, probe, require_free_port
 from .spec import bad_spec, check_task, parse_spec, split_address
+from .usage import UsageReporter
 
 _READY_WITHIN_S = 60.0
 _PR_SET_PDEATHSIG = 1
@@ -40,13 +41,14 @@ def serve(spec_file: str, task: int, inter_op: int | None, parent: int | None) -
         An exit status of `wire`.
     """
     events = EventLog(sys.stdout.fileno(), "join-server", task)
+    dropped = host.drop_proxies(os.environ)
     host.introduce(events)
+    UsageReporter(events, always=False).start()
     try:
         if parent is not None:
             _die_with(parent)
         addresses = _read_spec(spec_file)
         own = addresses[check_task(task, addresses)]
-        dropped = host.drop_proxies(os.environ)
         if dropped:
             events.emit(wire.NOTE, text=f"cleared {', '.join(dropped)}: gRPC would obey them")
         require_free_port(own)
@@ -56,7 +58,7 @@ def serve(spec_file: str, task: int, inter_op: int | None, parent: int | None) -
         events.emit(wire.ERROR, **error.fields())
         sys.stderr.write(f"labctl join server: {error}\n")
         return events.end(error.status)
-    events.emit(wire.READY, address=own)
+    events.emit(wire.READY, address=own, spec_sha256=wire.spec_hash(addresses), inter_op=inter_op)
     notify_ready(f"task {task} of {len(addresses)} serves {own}")
     server.join()
     return events.end(wire.EXIT_SERVER_FAILED)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from . import wire
 from .cluster import Peers, peers_lost
 from .errors import NodeError
 from .ports import Answer
@@ -31,12 +32,39 @@ class Patience:
     forgiving: bool = False
 
 
+class Stall:
+    """Whether TensorFlow has kept the main thread for long: entered around calls that need the peers.
+
+    Its state is read from the watchdog's thread.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: float | None = None
+        self._told: tuple[float, dict[int, Answer]] | None = None
+
+    def __enter__(self) -> None:
+        self._since = self._clock()
+
+    def __exit__(self, *_: object) -> None:
+        self._since = None
+
+    def news(self, answers: Mapping[int, Answer]) -> bool:
+        """Return whether the peers' answers should be told: after `STALL_S` once, then when they change."""
+        since = self._since
+        if since is None or self._clock() - since < wire.STALL_S:
+            return False
+        told, self._told = self._told, (since, dict(answers))
+        return told != self._told
+
+
 class Watchdog(threading.Thread):
     """Probes the peers until one is lost for good, then calls `on_lost` from its thread.
 
     Args:
         peers: Whom to watch.
         patience: How long to bear silence.
+        on_answers: Called with all peers' answers after each round of probes.
         on_silent: Called with the error when a peer is found lost, before the grace.
         on_lost: Called with the error after the grace; expected to end the process.
     """
@@ -46,12 +74,14 @@ class Watchdog(threading.Thread):
         peers: Peers,
         patience: Patience,
         *,
+        on_answers: Callable[[dict[int, Answer]], None],
         on_silent: Callable[[NodeError, dict[int, Answer]], None],
         on_lost: Callable[[NodeError], None],
     ) -> None:
         super().__init__(name="peer-watchdog", daemon=True)
         self._peers = peers
         self._patience = patience
+        self._on_answers = on_answers
         self._on_silent = on_silent
         self._on_lost = on_lost
         self._stopped = threading.Event()
@@ -68,6 +98,7 @@ class Watchdog(threading.Thread):
         while not self._stopped.wait(self._patience.interval_s):
             asked = time.monotonic()
             answers = self._peers.probe(self._patience.probe_timeout_s)
+            self._on_answers(answers)
             if all(answer.ok for answer in answers.values()):
                 heard = asked
             for task, answer in answers.items():

@@ -38,7 +38,8 @@ EXIT_PORT_IN_USE = 14  # another process listens on this task's port
 # Kinds of events. Every event has: `event` (its kind), `t` (Unix time, integer nanoseconds, this node's
 # clock), `mono` (this process's monotonic clock, integer nanoseconds), `source` (`client` or `join-server`),
 # `task` (index).
-HELLO = "hello"  # pid, process_start_t (ns), and the facts of `host.facts`: python, tensorflow, numpy, kernel, …
+HELLO = "hello"  # pid, process_start_t (ns), the facts of `host.facts`: python, tensorflow, numpy, kernel, …, and
+# environment: the variables TF_*, XLA_*, GRPC_* and CUDA_* with their values, *_proxy ones with null
 PHASE_BEGIN = "phase_begin"  # phase
 PHASE_END = "phase_end"  # phase, duration_ns; `failed` is true and present only when it raised
 STEP = (
@@ -46,13 +47,16 @@ STEP = (
 )
 GRAPH = "graph"  # nodes, ops (count by type), bytes (of the GraphDef), constant_bytes, sha256 (of the GraphDef)
 USAGE = "usage"  # of this process and its node since their start: cpu_ns, wait_ns (ready but without a CPU),
-# threads, rss_bytes; node_busy_ns, node_idle_ns, node_steal_ns (all CPUs), rx_bytes, tx_bytes (all but lo). A
-# figure that cannot be read is null. Every `USAGE_PERIOD_S`, from the join server only while it works.
+# threads, rss_bytes; node_busy_ns, node_idle_ns, node_steal_ns (of the CPUs that the process may use), rx_bytes,
+# tx_bytes (all interfaces but lo). A figure that cannot be read is null. Every `USAGE_PERIOD_S`; from the join
+# server only while it works, with one before and one after.
 RESULT = "result"  # ok, relative_error, tolerance, power_computed, products, norm, checked_by, and
 # `section_us`, `end_to_end_us`
 ERROR = "error"  # kind (`errors.py`), type, message (one line), expected, do, detail (TensorFlow's own words), and
 # `script_exit` of a script
 PEER = "peer"  # peer_task, address, state (`answers`|`refused`|`timed out`|`not resolvable`|`not gRPC`), detail
+# Written at the client's start and when a peer is lost; and when TensorFlow has not returned for `STALL_S`, with
+# each peer's state then and at every change.
 READY = "ready"  # the join server's own port answers: address, spec_sha256, inter_op (null: TF's default)
 NOTE = "note"  # text
 BYE = "bye"  # exit
@@ -65,6 +69,7 @@ PHASE_IMPORT_NUMPY = "import_numpy"
 PHASE_IMPORT_TENSORFLOW = "import_tensorflow"
 PHASE_SERVER = "server"
 PHASE_GRAPH = "graph"
+PHASE_DESCRIBE = "describe_graph"  # what the `graph` event takes to count
 PHASE_SESSION = "session"
 PHASE_INPUTS = "inputs"
 PHASE_STAGE = "stage_inputs"
@@ -76,10 +81,14 @@ PHASE_VERIFY = "verify"
 PHASE_SCRIPT = "script"
 
 USAGE_PERIOD_S = 0.5
+STALL_S = 10.0
 # In the run's directory: a traced step's serialised StepStats; {} is the step's index.
 TRACE_FILE = "trace/step_stats.{}.pb"
 TRACED_STEPS = 3
-PROBE_STEPS = 5  # of each kind
+PROBE_STEPS = (
+    5  # of each kind, after one that is not told: the first of a kind has its graph set up
+)
+LONG_STEP_S = 10.0  # after an extra step of this length no more of its kind are taken
 
 # `cold` is the process's first, `warm` each later one: these are the samples. `traced`, `no_fetch` (computes all,
 # brings nothing back) and `null` (runs an empty op on every task) are extra steps, never counted among them.

@@ -108,6 +108,25 @@ def test_proxies_go_in_any_case() -> None:
     assert environment == {"PROXY": "x", "PATH": "x"}
 
 
+def test_environment_tells_what_steers_tensorflow_and_no_proxys_value() -> None:
+    environment = {
+        "XLA_FLAGS": "--x",
+        "TF_CPP_MIN_LOG_LEVEL": "0",
+        "CUDA_VISIBLE_DEVICES": "",
+        "GRPC_VERBOSITY": "DEBUG",
+        "grpc_proxy": "http://me:secret@192.0.2.1:3128",
+        "PATH": "/bin",
+        "MY_TF_KEY": "secret",
+    }
+    assert host.telling_environment(environment) == {
+        "CUDA_VISIBLE_DEVICES": "",
+        "GRPC_VERBOSITY": "DEBUG",
+        "TF_CPP_MIN_LOG_LEVEL": "0",
+        "XLA_FLAGS": "--x",
+        "grpc_proxy": None,
+    }
+
+
 def test_cgroup_limits_are_the_tightest_on_the_way_up(tmp_path: Path) -> None:
     own = tmp_path / "cgroup"
     own.write_text("4:memory:/outer/inner\n3:cpu,cpuacct:/outer\n0::/a/b\n")
@@ -226,6 +245,7 @@ def _watched(
     dog = watch.Watchdog(
         peers,
         watch.Patience(interval_s=0.001, grace_s=0.01),
+        on_answers=lambda _: None,
         on_silent=lambda error, _: silent.append(error.found),
         on_lost=lambda error: lost.append(error.found),
     )
@@ -245,6 +265,42 @@ def test_watchdog_needs_two_misses_in_a_row() -> None:
     silent, lost = _watched([up, down, down])
     assert len(silent) == len(lost) == 1
     assert "task 1 at 192.0.2.1:2222: refused" in lost[0]
+
+
+def test_stall_is_news_once_and_whenever_an_answer_changes() -> None:
+    now = 100.0
+    stall = watch.Stall(clock=lambda: now)
+    up, down = {1: Answer("answers")}, {1: Answer("refused")}
+    assert not stall.news(up)
+    with stall:
+        now += wire.STALL_S - 0.1
+        assert not stall.news(down)
+        now += 0.2
+        assert [stall.news(each) for each in (up, up, down, down)] == [True, False, True, False]
+    now += 60
+    assert not stall.news(up)
+    with stall:
+        assert not stall.news(down)
+        now += wire.STALL_S
+        assert stall.news(down)
+
+
+def test_watchdog_tells_every_round_of_answers() -> None:
+    told: list[dict[int, str]] = []
+    peers = _Scripted({1: "192.0.2.1:2222"}, [{1: "answers"}, {1: "refused"}, {1: "answers"}])
+    dog = watch.Watchdog(
+        peers,
+        watch.Patience(interval_s=0.001),
+        on_answers=lambda answers: told.append({t: a.state for t, a in answers.items()}),
+        on_silent=lambda *_: None,
+        on_lost=lambda _: None,
+    )
+    dog.start()
+    while len(told) < 3:
+        dog.join(0.01)
+    dog.stop()
+    dog.join(10)
+    assert told[:3] == [{1: "answers"}, {1: "refused"}, {1: "answers"}]
 
 
 def test_watchdog_counts_each_peer_by_itself() -> None:

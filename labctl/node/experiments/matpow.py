@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..wire import JOB_NAME, MatpowPlan
 from .inputs import Float32
@@ -31,13 +31,20 @@ class Setting:
 
 
 class Computation(Protocol):
-    """One way to run the experiment, from server to result. Methods are called once each and in this order."""
+    """One way to run the experiment, from server to result. Methods are called in this order."""
 
     def start_server(self) -> None:
         """Configure TensorFlow and, but for `one-process`, start this task's own server."""
 
-    def build_graph(self) -> int:
-        """Build the graph and return how many products it has, all tasks together."""
+    def build_graph(self, constants: Sequence[Float32]) -> int:
+        """Build the graph and return how many products it has, all tasks together.
+
+        Args:
+            constants: The inputs that are written into the graph, for `constant`; otherwise empty.
+        """
+
+    def graph_def(self) -> Any:
+        """Return the `GraphDef` of the whole graph as it was built, before TensorFlow optimises it."""
 
     def open_session(self) -> bool:
         """Open the session; False if this API has none."""
@@ -45,11 +52,14 @@ class Computation(Protocol):
     def stage(self, inputs: Sequence[Float32]) -> None:
         """Put the inputs into variables on their tasks, once; only for `staged`."""
 
-    def step(self, inputs: Sequence[Float32]) -> Float32:
-        """Compute once and return the L x L sum; called many times."""
+    def step(self, inputs: Sequence[Float32], *, fetch: bool) -> Float32 | None:
+        """Compute once; return the L x L sum, or leave it where it is and return None. Called many times."""
 
-    def traced_step(self, inputs: Sequence[Float32]) -> bytes | None:
+    def traced_step(self, inputs: Sequence[Float32], *, fetch: bool) -> bytes | None:
         """Compute once with a full trace; return the serialised StepStats, None if this API has none."""
+
+    def null_step(self) -> bool:
+        """Run an op on every task that does nothing; False if this API has no such step."""
 
     def close(self) -> None:
         """Free what lies on the other tasks. May block when a peer is gone."""

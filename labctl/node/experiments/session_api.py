@@ -28,6 +28,7 @@ class SessionComputation:
         self._initializers: list[Any] = []
         self._destroyers: list[Any] = []
         self._total: Any = None
+        self._idle: list[Any] = []
         self._target = ""
         self._server: Any = None
         self._session: Any = None
@@ -41,56 +42,74 @@ class SessionComputation:
         self._server = start_server(self._tf, self._setting.addresses, 0, config)
         self._target = self._server.target
 
-    def build_graph(self) -> int:
-        """Build the graph: inputs are placeholders or variables, never constants, which TF would fold."""
+    def build_graph(self, constants: Sequence[Float32]) -> int:
+        """Build the graph; inputs are placeholders or variables, which TF cannot fold, if not constants."""
         plan, setting = self._setting.plan, self._setting
-        shape = [plan.size, plan.size]
         with self._graph.as_default():
             powers = []
             for task in range(setting.tasks):
-                with self._v1.device(setting.device(task, "cpu")):
-                    fed = self._v1.placeholder(self._tf.float32, shape, name=f"input_{task}")
-                self._placeholders.append(fed)
+                fed = None if constants else self._placeholder(task)
                 with self._v1.device(setting.device(task, plan.device)):
-                    matrix = self._variable(task, fed) if plan.feed == "staged" else fed
+                    if fed is None:
+                        matrix = self._v1.constant(constants[task], name=f"matrix_{task}")
+                    else:
+                        matrix = self._variable(task, fed) if plan.feed == "staged" else fed
                     powers.append(form_power(matrix, plan.power, plan.algorithm, self._tf.matmul))
-            with self._v1.device(setting.device(0, "cpu")):
+            with self._v1.device(setting.device(plan.sum_task, "cpu")):
                 self._total = self._v1.add_n(powers, name="total")
+            for task in range(setting.tasks):
+                with self._v1.device(setting.device(task, "cpu")):
+                    self._idle.append(self._v1.no_op(name=f"idle_{task}"))
         return sum(op.type == "MatMul" for op in self._graph.get_operations())
+
+    def graph_def(self) -> Any:
+        return self._graph.as_graph_def()
 
     def open_session(self) -> bool:
         config = server_config(
             self._tf, self._setting.plan.inter_op, use_gpu=self._setting.plan.device == "gpu"
         )
-        config.allow_soft_placement = False
+        config.allow_soft_placement = self._setting.plan.soft_placement
         self._session = self._v1.Session(self._target, graph=self._graph, config=config)
         return True
 
     def stage(self, inputs: Sequence[Float32]) -> None:
         self._session.run(self._initializers, feed_dict=self._feeds(inputs))
 
-    def step(self, inputs: Sequence[Float32]) -> Float32:
-        return self._run(inputs)
+    def step(self, inputs: Sequence[Float32], *, fetch: bool) -> Float32 | None:
+        return self._run(inputs, fetch=fetch)
 
-    def traced_step(self, inputs: Sequence[Float32]) -> bytes | None:
+    def traced_step(self, inputs: Sequence[Float32], *, fetch: bool) -> bytes | None:
         options = self._v1.RunOptions(trace_level=self._v1.RunOptions.FULL_TRACE)
         metadata = self._v1.RunMetadata()
-        self._run(inputs, options=options, run_metadata=metadata)
+        self._run(inputs, fetch=fetch, options=options, run_metadata=metadata)
         serialised: bytes = metadata.step_stats.SerializeToString()
         return serialised
+
+    def null_step(self) -> bool:
+        self._session.run(self._idle)
+        return True
 
     def close(self) -> None:
         if self._destroyers:
             self._session.run(self._destroyers)
         self._session.close()
 
-    def _run(self, inputs: Sequence[Float32], **options: Any) -> Float32:
+    def _run(self, inputs: Sequence[Float32], *, fetch: bool, **options: Any) -> Float32 | None:
         feeds = self._feeds(inputs) if self._setting.plan.feed == "fed" else None
-        result: Float32 = self._session.run(self._total, feed_dict=feeds, **options)
+        wanted = self._total if fetch else self._total.op
+        result: Float32 | None = self._session.run(wanted, feed_dict=feeds, **options)
         return result
 
     def _feeds(self, inputs: Sequence[Float32]) -> dict[Any, Float32]:
         return dict(zip(self._placeholders, inputs, strict=True))
+
+    def _placeholder(self, task: int) -> Any:
+        shape = [self._setting.plan.size] * 2
+        with self._v1.device(self._setting.device(task, "cpu")):
+            fed = self._v1.placeholder(self._tf.float32, shape, name=f"input_{task}")
+        self._placeholders.append(fed)
+        return fed
 
     def _variable(self, task: int, fed: Any) -> Any:
         variable = self._v1.get_variable(

@@ -27,6 +27,7 @@ class FunctionComputation:
         self._setting = setting
         self._variables: list[Any] = []
         self._call: Any = None
+        self._graph: Any = None
 
     def start_server(self) -> None:
         """Configure TensorFlow and connect to the cluster, which starts this task's own server.
@@ -35,7 +36,7 @@ class FunctionComputation:
             NodeError: This task's port is taken.
         """
         tf, plan = self._tf, self._setting.plan
-        tf.config.set_soft_device_placement(False)
+        tf.config.set_soft_device_placement(plan.soft_placement)
         tf.config.experimental.enable_tensor_float_32_execution(False)
         if plan.inter_op is not None:
             tf.config.threading.set_inter_op_parallelism_threads(plan.inter_op)
@@ -58,7 +59,7 @@ class FunctionComputation:
                 raise port_in_use(split_address(addresses[0])[1]) from error
             raise NodeError(f"TensorFlow could not connect: {shorten(error.message)}") from error
 
-    def build_graph(self) -> int:
+    def build_graph(self, constants: Sequence[Float32]) -> int:
         """Trace the function; with staged inputs it makes their variables, empty, on their tasks."""
         tf, plan, setting = self._tf, self._setting.plan, self._setting
         shape = (plan.size, plan.size)
@@ -71,18 +72,24 @@ class FunctionComputation:
             powers = []
             for task in range(setting.tasks):
                 with tf.device(setting.device(task, plan.device)):
-                    matrix = (
-                        self._variables[task].read_value() if self._variables else matrices[task]
-                    )
+                    if constants:
+                        matrix = tf.constant(constants[task])
+                    elif self._variables:
+                        matrix = self._variables[task].read_value()
+                    else:
+                        matrix = matrices[task]
                     powers.append(form_power(matrix, plan.power, plan.algorithm, tf.matmul))
-            with tf.device(setting.device(0, "cpu")):
+            with tf.device(setting.device(plan.sum_task, "cpu")):
                 return tf.add_n(powers)
 
-        fed = 0 if self._variables else setting.tasks
+        fed = setting.tasks if plan.feed == "fed" else 0
         function = tf.function(total)
         concrete = function.get_concrete_function(*[tf.TensorSpec(shape, tf.float32)] * fed)
-        self._call = function
-        return sum(op.type == "MatMul" for op in concrete.graph.get_operations())
+        self._call, self._graph = function, concrete.graph
+        return sum(op.type == "MatMul" for op in self._graph.get_operations())
+
+    def graph_def(self) -> Any:
+        return self._graph.as_graph_def()
 
     def open_session(self) -> bool:
         return False
@@ -91,15 +98,19 @@ class FunctionComputation:
         for variable, matrix in zip(self._variables, inputs, strict=True):
             variable.assign(matrix)
 
-    def step(self, inputs: Sequence[Float32]) -> Float32:
+    def step(self, inputs: Sequence[Float32], *, fetch: bool) -> Float32 | None:
+        fed = inputs if self._setting.plan.feed == "fed" else ()
         with self._tf.device(self._setting.device(0, "cpu")):
-            fed = [] if self._variables else [self._tf.constant(matrix) for matrix in inputs]
-            result: Float32 = self._call(*fed).numpy()
+            total = self._call(*[self._tf.constant(matrix) for matrix in fed])
+            result: Float32 | None = total.numpy() if fetch else None
         return result
 
-    def traced_step(self, inputs: Sequence[Float32]) -> bytes | None:  # noqa: ARG002 protocol
+    def traced_step(self, inputs: Sequence[Float32], *, fetch: bool) -> bytes | None:  # noqa: ARG002 protocol
         return None
+
+    def null_step(self) -> bool:
+        return False
 
     def close(self) -> None:
         self._variables.clear()
-        self._call = None
+        self._call = self._graph = None

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,8 +19,8 @@ from labctl.node.wire import MatpowPlan, RunPlan
 if TYPE_CHECKING:
     from tests.integration.node.conftest import Nodes
 
-COMMON = ["interpreter", "wait_for_peers", "import_numpy", "import_tensorflow", "server", "graph"]
-STEPS = ["first_step", "warm_steps"]
+BEFORE = ["interpreter", "wait_for_peers", "import_numpy", "import_tensorflow", "server"]
+AFTER = ["first_step", "warm_steps", "traced_step", "probe_steps", "verify"]
 
 
 @pytest.mark.parametrize(
@@ -30,9 +30,13 @@ STEPS = ["first_step", "warm_steps"]
         MatpowPlan(size=64, algorithm="squaring", feed="staged", power=11, repeat=3),
         MatpowPlan(size=100, algorithm="chain", feed="fed", power=1, repeat=0, inter_op=None),
         MatpowPlan(size=1, algorithm="chain", feed="staged", power=7, repeat=1, api="tf2"),
-        MatpowPlan(size=80, algorithm="squaring", feed="fed", repeat=3, api="tf2"),
+        MatpowPlan(size=80, algorithm="squaring", feed="fed", repeat=3, api="tf2", fetch="none"),
+        MatpowPlan(size=70, algorithm="recursive", feed="fed", repeat=2, sum_task=2, fetch="none"),
+        MatpowPlan(size=70, algorithm="recursive", feed="staged", repeat=2, sum_task=1, api="tf2"),
+        MatpowPlan(size=60, algorithm="chain", feed="constant", repeat=2),
+        MatpowPlan(size=60, algorithm="chain", feed="constant", repeat=2, api="tf2"),
     ],
-    ids=lambda plan: f"{plan.algorithm}-{plan.feed}-{plan.api}-{plan.size}",
+    ids=lambda plan: f"{plan.algorithm}-{plan.feed}-{plan.api}-{plan.fetch}-{plan.size}",
 )
 def test_every_way_gives_the_right_sum(
     nodes: Nodes, cluster: tuple[str, ...], matpow: MatpowPlan
@@ -52,12 +56,13 @@ def test_every_way_gives_the_right_sum(
 
     session = ["session"] if matpow.api == "session" else []
     stage = ["stage_inputs"] if matpow.feed == "staged" else []
-    tail = ["traced_step", "verify"]
-    assert run.phases == [*COMMON, *session, "inputs", *stage, *STEPS, *tail]
-    steps = run.of("step")
-    assert [step["index"] for step in steps] == list(range(matpow.repeat + 1))
-    assert [step["kind"] for step in steps] == ["cold"] + ["warm"] * matpow.repeat
-    assert {step["total"] for step in steps} == {matpow.repeat + 1}
+    late = [*session, "inputs"]
+    if matpow.feed == "constant":
+        assert run.phases == [*BEFORE, "inputs", "graph", "describe_graph", *session, *AFTER]
+    else:
+        assert run.phases == [*BEFORE, "graph", "describe_graph", *late, *stage, *AFTER]
+    _assert_steps(run.of("step"), matpow)
+    _assert_graph(run.one("graph"), matpow)
     assert [(peer["peer_task"], peer["state"]) for peer in run.of("peer")] == [
         (1, "answers"),
         (2, "answers"),
@@ -67,13 +72,46 @@ def test_every_way_gives_the_right_sum(
     assert run.events[-1]["event"] == "bye"
     _assert_phases_follow_each_other(run.events)
 
-    trace = run.directory / wire.TRACE_FILE
+    traces = sorted((run.directory / "trace").glob("*"))
     if matpow.api == "tf2":
-        assert "no trace" in run.of("note")[-1]["text"]
-        assert not trace.exists()
-    else:  # nothing was folded: each task formed its own products
-        expected = dict.fromkeys(range(3), product_count(matpow.power, matpow.algorithm))
-        assert _products_by_task(trace.read_bytes()) == {t: n for t, n in expected.items() if n}
+        notes = [note["text"] for note in run.of("note")]
+        assert "no trace: this API has no step stats" in notes
+        assert "no null steps: not with this API" in notes
+        assert not traces
+        return
+    indices = range(matpow.repeat + 1, matpow.repeat + 1 + wire.TRACED_STEPS)
+    names = sorted(wire.TRACE_FILE.format(index) for index in indices)
+    assert [str(path.relative_to(run.directory)) for path in traces] == names
+    # Constants were folded; otherwise each task formed its own products.
+    count = 0 if matpow.feed == "constant" else product_count(matpow.power, matpow.algorithm)
+    expected = dict.fromkeys(range(3), count)
+    for path in traces:
+        assert _products_by_task(path.read_bytes()) == {t: n for t, n in expected.items() if n}
+
+
+def _assert_steps(steps: list[dict[str, Any]], matpow: MatpowPlan) -> None:
+    """Samples first, then the extra steps of each kind, each with an index of its own."""
+    session = matpow.api == "session"
+    kinds = ["cold"] + ["warm"] * matpow.repeat
+    kinds += ["traced"] * wire.TRACED_STEPS * session
+    kinds += ["no_fetch"] * wire.PROBE_STEPS + ["null"] * wire.PROBE_STEPS * session
+    assert [step["kind"] for step in steps] == kinds
+    assert [step["index"] for step in steps] == list(range(len(kinds)))
+    assert {step["total"] for step in steps} == {matpow.repeat + 1}
+    assert all(step["duration_ns"] > 0 for step in steps)
+
+
+def _assert_graph(graph: dict[str, Any], matpow: MatpowPlan) -> None:
+    products = 3 * product_count(matpow.power, matpow.algorithm)
+    matrix_bytes = 4 * matpow.size * matpow.size
+    assert graph["ops"].get("MatMul", 0) == products
+    placeholders = 0 if matpow.feed == "constant" else 3  # or a captured variable of a function
+    assert graph["ops"].get("Placeholder", 0) == placeholders
+    assert sum(graph["ops"].values()) == graph["nodes"]
+    constants = 3 * matrix_bytes if matpow.feed == "constant" else 0
+    assert constants <= graph["constant_bytes"] <= constants + 300
+    assert graph["bytes"] > graph["constant_bytes"]
+    assert re.fullmatch("[0-9a-f]{64}", graph["sha256"])
 
 
 def test_one_host_starts_and_ends_its_own_servers(nodes: Nodes) -> None:
