@@ -7,7 +7,7 @@ import json
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -54,7 +54,13 @@ BOOT = (
 
 
 def probe(
-    executor: Executor, name: str, request: Mapping[str, Any], *, python: str, sudo: bool = False
+    executor: Executor,
+    name: str,
+    request: Mapping[str, Any],
+    *,
+    python: str,
+    sudo: bool = False,
+    within: Sequence[str] = (),
 ) -> object:
     """Run a probe on a node and return its answer, not yet checked.
 
@@ -64,6 +70,7 @@ def probe(
         request: What is asked of it.
         python: Interpreter on the node.
         sudo: Run it as root.
+        within: Command, with its arguments, that the interpreter is started by.
 
     Raises:
         FactsError: It ended badly or printed no JSON.
@@ -72,7 +79,7 @@ def probe(
     source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
     message = json.dumps({"source": source, "boot": BOOT, "request": dict(request)})
     result = executor.run(
-        [python, "-I", "-c", BOOT],
+        [*within, python, "-I", "-c", BOOT],
         timeout_s=_PROBE_S,
         input=message.encode(),
         sudo=sudo,

@@ -231,6 +231,53 @@ class ListenerFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class MeansFacts:
+    """What a node has for measuring.
+
+    Attributes:
+        iperf3: Program and version, "" if it is not installed.
+        cpus: Numbers of the CPUs that a process may use there.
+        boot_id: The node's boot.
+    """
+
+    iperf3: str
+    cpus: frozenset[int]
+    boot_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFacts:
+    """One measurement from a node to another.
+
+    Attributes:
+        rtt_s: Median round trip of one byte, seconds; None if not measured.
+        bits_per_s: What the receiver got in bits/s; None if not measured.
+        retransmits: TCP segments sent again; None if unknown.
+        error: Why it was broken off, else None.
+    """
+
+    rtt_s: float | None
+    bits_per_s: float | None
+    retransmits: int | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeFacts:
+    """One measurement of numpy's product on a node.
+
+    Attributes:
+        gflops: 10^9 operations per second, of the best repetition.
+        threads: CPUs that it could use.
+        library: BLAS that computed, "" if numpy does not say.
+    """
+
+    gflops: float
+    threads: int
+    library: str
+
+
+@dataclass(frozen=True, slots=True)
 class Contact:
     """How a node was met over SSH.
 

@@ -9,9 +9,12 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from labctl.checks.facts import (
+    ComputeFacts,
     DiskFacts,
     GpuFacts,
+    LinkFacts,
     ListenerFacts,
+    MeansFacts,
     NodeFacts,
     ProcessFacts,
     ReachFacts,
@@ -213,6 +216,52 @@ def listener_facts(data: object) -> ListenerFacts:
     """
     top = _Reader(data)
     return ListenerFacts(top.whole("pid"), top.text("start"), top.text_or_none("error"))
+
+
+def means_facts(data: object) -> MeansFacts:
+    """Return the answer of a baseline probe to `look`.
+
+    Raises:
+        FactsError: It is not such an answer.
+    """
+    top = _Reader(data)
+    return MeansFacts(top.text("iperf3"), frozenset(top.wholes("cpus")), top.text("boot_id"))
+
+
+def link_facts(data: object) -> LinkFacts:
+    """Return the answer of a baseline probe to `link`.
+
+    Raises:
+        FactsError: It is not such an answer.
+    """
+    top = _Reader(data)
+    return LinkFacts(
+        rtt_s=top.number_or_none("rtt_s"),
+        bits_per_s=top.number_or_none("bits_per_s"),
+        retransmits=top.whole_or_none("retransmits"),
+        error=top.text_or_none("error"),
+    )
+
+
+def serve_error(data: object) -> str | None:
+    """Return what a baseline probe's answer to `serve` says went wrong, None for nothing.
+
+    Raises:
+        FactsError: It is not such an answer.
+    """
+    return _Reader(data).text_or_none("error")
+
+
+def compute_facts(data: object) -> ComputeFacts:
+    """Return the answer of a baseline probe to `compute`.
+
+    Raises:
+        FactsError: It is not such an answer, or says why there is none.
+    """
+    top = _Reader(data)
+    if (error := top.text_or_none("error")) is not None:
+        raise FactsError(error)
+    return ComputeFacts(top.number("gflops"), top.whole("threads"), top.text("library"))
 
 
 def _unit(each: _Reader) -> UnitFacts:

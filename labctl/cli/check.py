@@ -9,9 +9,10 @@ import typer
 from labctl.cli.options import DebugOption, JsonOption, LabOption
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from labctl.checks.model import CheckResult
+    from labctl.lab.model import Lab
 
 
 def check(
@@ -20,6 +21,13 @@ def check(
         typer.Option("--node", metavar="NODE", help="Show this node only; may be repeated."),
     ] = None,
     gpu: Annotated[bool, typer.Option("--gpu", help="A GPU must be usable on every node.")] = False,
+    network: Annotated[
+        bool,
+        typer.Option("--network", help="Also measure TCP between task 0 and each other task."),
+    ] = False,
+    compute: Annotated[
+        bool, typer.Option("--compute", help="Also measure each node's own float32 product.")
+    ] = False,
     lab: LabOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,  # noqa: ARG001 acts in its callback
@@ -55,6 +63,12 @@ def check(
                 gpu=gpu,
                 progress=lambda text: status.update(f"lab {model.name}: {text}"),
             )
+            parts = [name for name, on in (("network", network), ("compute", compute)) if on]
+            if parts:
+                home.make_local_dir(model.name)
+                results += _measured(
+                    model, parts, lambda text: status.update(f"lab {model.name}: {text}")
+                )
     shown = [result for result in results if not node or result.node in node]
     if json:
         out_json([result.to_json() for result in shown])
@@ -62,6 +76,24 @@ def check(
         _print(model.name, shown)
     _refuse(model.name, shown)
     return 0
+
+
+def _measured(lab: Lab, parts: Sequence[str], progress: Callable[[str], None]) -> list[CheckResult]:
+    """Measure parts of the lab's baseline, keep them for later runs, and return them as checks."""
+    from labctl.drive import baseline, start
+    from labctl.drive.links import Links, RealOpener
+    from labctl.drive.timing import SystemClock
+    from labctl.errors import LabctlError
+
+    links = Links(lab, RealOpener())
+    try:
+        links.client.call(start.refuse_if_busy)
+        found = baseline.measure(lab, links, SystemClock(), parts=parts, progress=progress)
+    except LabctlError as error:
+        return baseline.not_measured(lab, parts, error.found)
+    finally:
+        links.close()
+    return baseline.as_checks(lab, found, parts)
 
 
 def _refuse(lab: str, results: Sequence[CheckResult]) -> None:

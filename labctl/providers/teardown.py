@@ -19,6 +19,7 @@ from labctl.providers.identity import (
     node_index,
 )
 from labctl.providers.lock import hold
+from labctl.runs.lab_files import BASELINE_FILE, PHASES_FILE
 
 
 def find_nodes(identity: LabIdentity, cgroup: LabCgroup) -> list[str]:
@@ -94,7 +95,7 @@ def remove_lab(identity: LabIdentity, home: Home, *, force: bool, report: Report
 
     attempt(f"state {identity.base}", lambda: _remove_state(identity, force=force))
     folder = home.local_dir(identity.lab)
-    for name in keys.FILES:
+    for name in (*keys.FILES, BASELINE_FILE, PHASES_FILE):
         attempt(f"{folder / name}", partial(_unlink, folder / name))
     target = home.inventory(identity.lab)
     kept: list[str] = []

@@ -6,14 +6,19 @@ import os
 from pathlib import Path
 
 
-def write_bytes(path: Path, data: bytes) -> None:
+def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Write a file under a temporary name, flush it to disk, and rename it into place.
 
     A reader sees the old content or the new, a killed writer leaves the old.
+
+    Args:
+        path: The file.
+        data: Its content.
+        mode: Its permissions, less those that the umask takes.
     """
     fresh = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with fresh.open("wb") as file:
+        with open(fresh, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -28,6 +33,6 @@ def write_bytes(path: Path, data: bytes) -> None:
         os.close(folder)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
     """Write a text as UTF-8, the same way."""
-    write_bytes(path, text.encode())
+    write_bytes(path, text.encode(), mode=mode)
