@@ -32,7 +32,7 @@ PACKAGES = (
     "systemd-sysv",
 )
 # Fetched into the image's package cache, not installed: N machines do not download them N times.
-PREFETCHED = ("acl", "nftables", "python3-venv")
+PREFETCHED = ("acl", "iperf3", "nftables", "python3-venv")
 # They would hold apt's lock, wait for hardware, or draw a login prompt on the console log.
 MASKED = (
     "apt-daily.timer",
