@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from labctl.analysis.causes.model import Confidence, Rule, Scope, Verdict
-from labctl.analysis.ledger import client_spans
 from labctl.analysis.steps import percentile
 from labctl.node import wire
 
@@ -144,8 +143,19 @@ def wall_s(run: Explained) -> float | None:
 
 def phase_s(run: Explained, *phases: str) -> float | None:
     """Return how long phases of the client took together, one without an end included; None if none was begun."""
-    spans = client_spans(run.data.record, run.data.events)
-    durations = [span.duration_s for span in spans if span.phase in phases]
+    events = [event for event in run.data.events if event.source == "client" and event.task == 0]
+    durations: list[float] = []
+    begun: dict[str, float] = {}
+    for event in events:
+        phase = event.text("phase")
+        if phase not in phases:
+            continue
+        if event.kind == wire.PHASE_BEGIN:
+            begun[phase] = event.t_s
+        elif event.kind == wire.PHASE_END:
+            begun.pop(phase, None)
+            durations.append((event.number("duration_ns") or 0.0) / 1e9)
+    durations += [max(0.0, events[-1].t_s - begin_s) for begin_s in begun.values()]
     return sum(durations) if durations else None
 
 

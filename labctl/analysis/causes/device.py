@@ -61,7 +61,7 @@ NOT_ASKED = ("no GPU was asked for", "labctl run --gpu on nodes with GPUs")
 
 
 def by_words(run: Explained, cause: Cause, words: tuple[str, ...], remedy: str) -> Verdict | None:
-    """Return what the check before the run and TensorFlow's own words say of a fault with a GPU; None where a caller must look further.
+    """Return what a failed check's and TensorFlow's own words say of a fault with a GPU.
 
     A host without GPUs prints some of them in a healthy run: they count only where a GPU was asked for.
 
@@ -70,6 +70,9 @@ def by_words(run: Explained, cause: Cause, words: tuple[str, ...], remedy: str) 
         cause: The fault.
         words: Those that name it, in lower case.
         remedy: What helps.
+
+    Returns:
+        None where the words decide nothing and the caller must look further.
     """
     asked = gpu_asked(run)
     if asked is False:

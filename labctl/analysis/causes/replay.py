@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from labctl.analysis.model import Edge, OpRun, StepTrace
 
@@ -46,17 +46,6 @@ def plain_name(label: str) -> str:
     while before != label:
         before, label = label, _LABEL.sub("", label)
     return label
-
-
-def covered_s(spans: Iterable[tuple[float, float]], from_s: float, to_s: float) -> float:
-    """Return how much of an interval at least one of some spans covers, seconds."""
-    total, free_from = 0.0, from_s
-    for begin, end in sorted(spans):
-        begin_s, end_s = max(begin, free_from), min(end, to_s)
-        if end_s > begin_s:
-            total += end_s - begin_s
-            free_from = end_s
-    return total
 
 
 def _begin_s(item: OpRun | Edge) -> float:

@@ -15,7 +15,9 @@ from labctl.analysis.causes.common import (
     warm_s,
 )
 from labctl.analysis.causes.model import Rule, Verdict
-from labctl.analysis.causes.replay import covered_s, plain_name, saving_s
+from labctl.analysis.causes.replay import plain_name, saving_s
+from labctl.analysis.intervals import pieces
+from labctl.analysis.trace import busy
 from labctl.node import wire
 
 if TYPE_CHECKING:
@@ -76,17 +78,17 @@ def _inter_op_starved(run: Explained) -> Verdict:
             "every answer's stamp lies outside of what its receiver saw: the nodes' clocks differ too much",
             "a time service on every node (labctl check --only clock), then run again",
         )
-    waits = [edge for edge in trace.edges if edge.waited_s is not None and not edge.clamped]
-    if not waits:
-        return cause.ruled_out("no tensor was waited for")
-    longest = max(waits, key=lambda edge: edge.waited_s or 0.0)
-    waited = part_text((longest.waited_s or 0.0) * scale, warm)
-    why = "" if held else ", not for a thread that answers"
+    if held:
+        return cause.ruled_out(f"{part_text(seconds, warm)} of waiting for a thread")
+    ready = [edge for edge in trace.edges if not edge.clamped and edge.asked_s is not None]
+    if not ready:
+        return cause.ruled_out("0 tensors travelled between tasks")
+    longest = max(ready, key=lambda edge: edge.answered_s - ready_since_s(trace, edge))
+    waited_s = max(0.0, longest.answered_s - ready_since_s(trace, longest))
     return cause.ruled_out(
-        f"held up {time_text(seconds)} of {time_text(warm)}"
-        if held
-        else "no ready tensor was held up",
-        f"the longest wait for a tensor is {waited}{why}: {longest.tensor} of task:{longest.source}",
+        f"0 of {len(trace.edges)} tensors waited for a thread",
+        f"the longest that was ready, {longest.tensor} of task:{longest.source}, was answered after "
+        f"{time_text(waited_s)} of {time_text(trace.duration_s)}",
     )
 
 
@@ -127,9 +129,8 @@ def held_up(trace: StepTrace, edge: Edge) -> HeldUp | None:
     if edge.clamped or edge.asked_s is None or edge.source == edge.target:
         return None
     ops = [op for op in trace.ops if op.task == edge.source]
-    made_s = [op.end_s for op in ops if plain_name(op.name) == plain_name(edge.tensor)]
-    ready_s = max([edge.asked_s, *made_s])
-    answered_s, waited_s = edge.answered_s, edge.answered_s - ready_s
+    ready_s, answered_s = ready_since_s(trace, edge), edge.answered_s
+    waited_s = answered_s - ready_s
     if waited_s < max(_ANSWER_WITHIN_S / 2, edge.clock_error_s):
         return None
     slack_s = max(_ANSWER_WITHIN_S, _ANSWER_WITHIN * waited_s)
@@ -137,7 +138,7 @@ def held_up(trace: StepTrace, edge: Edge) -> HeldUp | None:
     if not before:
         return None
     last_op = max(before, key=lambda op: op.end_s)
-    busy_s = covered_s(((op.start_s, op.end_s) for op in ops), ready_s, answered_s)
+    busy_s = sum(end - start for start, end, at in pieces(busy(ops), ready_s, answered_s) if at)
     # Where the sender goes on with its next product, it is no thread that was waited for.
     goes_on = any(
         op.end_s > answered_s and op.start_s < answered_s + edge.clock_error_s for op in ops
@@ -145,6 +146,15 @@ def held_up(trace: StepTrace, edge: Edge) -> HeldUp | None:
     if goes_on or answered_s - last_op.end_s > slack_s or busy_s < _BUSY * waited_s:
         return None
     return HeldUp(edge, ready_s, last_op, busy_s)
+
+
+def ready_since_s(trace: StepTrace, edge: Edge) -> float:
+    """Return when an edge's tensor was made and asked for, seconds; a fed one is there from the start."""
+    made = plain_name(edge.tensor)
+    ends_s = [
+        op.end_s for op in trace.ops if op.task == edge.source and plain_name(op.name) == made
+    ]
+    return max([edge.asked_s or 0.0, *ends_s])
 
 
 def arrivals_s(held: Iterable[HeldUp], cpus: Mapping[int, int]) -> dict[Edge, float]:
