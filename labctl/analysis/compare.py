@@ -31,12 +31,12 @@ class RowKey:
 
     Attributes:
         name: A phase, `wall`, `warm step`, `compute`, `transfer`, …
-        node: Node name, `source → target` of a transfer, or "".
+        where: Node, task, `source → target` of a transfer, or "".
         by_step: A run has many values of it.
     """
 
     name: str
-    node: str = ""
+    where: str = ""
     by_step: bool = False
 
 
@@ -142,7 +142,7 @@ def measure(explained: Explained) -> Measured:
     if record.wall_s is not None:
         add(RowKey(WALL), record.wall_s)
     for trace in explained.traces:
-        for key, seconds in _trace_rows(trace, record):
+        for key, seconds in _trace_rows(trace):
             add(key, seconds)
     if record.wall_s is not None:
         phases: dict[RowKey, float] = {}
@@ -161,13 +161,12 @@ def measure(explained: Explained) -> Measured:
     )
 
 
-def _trace_rows(trace: StepTrace, record: RunRecord) -> Iterable[tuple[RowKey, float]]:
-    names = {node.task: node.name for node in record.nodes}
+def _trace_rows(trace: StepTrace) -> Iterable[tuple[RowKey, float]]:
     for task in trace.tasks:
-        yield RowKey("compute", task.node, by_step=True), task.compute_s
+        yield RowKey("compute", f"task:{task.task}", by_step=True), task.compute_s
     ways: dict[RowKey, float] = {}
     for edge in trace.edges:
-        way = f"{names.get(edge.source, edge.source)} → {names.get(edge.target, edge.target)}"
+        way = f"task:{edge.source} → task:{edge.target}"
         if not edge.clamped:
             transfer = RowKey("transfer", way, by_step=True)
             ways[transfer] = ways.get(transfer, 0.0) + edge.wire_s

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from labctl.cli.options import DebugOption, JsonOption, LabOption
 
 if TYPE_CHECKING:
     from labctl.runs.store import RunStore
 
-runs_app = typer.Typer(help="List, show, export and remove stored runs.", no_args_is_help=True)
+runs_app = typer.Typer(
+    help="List, show, compare, export and remove stored runs.", no_args_is_help=True
+)
+_BETWEEN = "\0--"  # stands for `--`, which the parser would swallow; no argument can hold a NUL
 
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="Run id, unique prefix, or `last`.")
@@ -54,6 +58,52 @@ def show(
     from labctl.cli.show import print_run
 
     print_run(_store(lab), run, json=json, head=True)
+    return 0
+
+
+class _TwoSides(TyperCommand):
+    """A command whose arguments are two lists with `--` between them; options may stand on either side."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [_BETWEEN if each == "--" else each for each in args])
+
+
+@runs_app.command("compare", cls=_TwoSides)
+def compare(
+    *,
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="A... -- B...",
+            help="Runs of both sides: ids, prefixes, `last`, or `tag:key=value` for all with that tag.",
+        ),
+    ],
+    force: Annotated[
+        bool, typer.Option("--force", help="Show it even where there can be no verdict.")
+    ] = False,
+    lab: LabOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,  # noqa: ARG001 acts in its callback
+) -> int:
+    """Compare two sets of runs phase by phase; exit 1 if B is slower, or if no verdict may be given."""
+    from labctl.console import out, out_json
+    from labctl.drive.compare import compare_runs, raise_for
+    from labctl.errors import UsageError
+    from labctl.views.compare import compare_lines, compare_object
+
+    if runs.count(_BETWEEN) != 1:
+        raise UsageError(
+            f"{runs.count(_BETWEEN)} times -- among the runs",
+            expected="once, between the two sides",
+            do="labctl runs compare A... -- B...",
+        )
+    middle = runs.index(_BETWEEN)
+    found = compare_runs(_store(lab), runs[:middle], runs[middle + 1 :])
+    if json:
+        out_json(compare_object(found))
+    elif force or not found.refused:
+        out("\n".join(compare_lines(found)))
+    raise_for(found, force=force)
     return 0
 
 
