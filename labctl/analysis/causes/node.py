@@ -1,0 +1,267 @@
+"""Causes on the side of a node: it gets less CPU than it has, it is slower than the others, its clock jumps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING
+
+from labctl.analysis.causes.common import Cause, matters, part_text, time_text, warm_s
+from labctl.analysis.causes.contact import node_of, own, workers
+from labctl.analysis.causes.model import Rule, Verdict
+from labctl.analysis.causes.usage import Use, uses
+from labctl.node import wire
+
+if TYPE_CHECKING:
+    from labctl.analysis.explained import Explained
+    from labctl.runs.events import Event
+    from labctl.runs.record import NodeFacts
+
+CPU_STARVED = Cause("cpu-starved", "step", "A task waits for a CPU while it computes", "B")
+SLOW_NODE = Cause("slow-node", "step", "One node computes more slowly than the others", "B")
+CLOCK_JUMP = Cause("clock-jump", "once", "A node's clock was set in mid-run", "B")
+
+# Share of its work in which a task had no CPU, from which on it counts as starved: threads of one process that
+# wait for each other come to some per cent, a labctl that shares the CPU to a few more.
+STARVED = 0.25
+STARVED_ALONE = 0.4  # where no trace says how fast the products were
+SLOWED = (
+    0.75  # of the node's own peak: TensorFlow's products reach more when nobody is in their way
+)
+SLOWED_ALONE = 0.6  # where no figure says that the task had to wait
+WEAKER = 0.75  # of the best node's peak
+_LEAST_SIZE_SHARE = 0.5  # a product much smaller than the measured one does not reach that peak
+
+_JUMP_S = 0.05
+_SLEW = 1e-3  # twice of what a clock service may bend a clock by, seconds a second
+
+
+def _judge_starved(run: Explained) -> Verdict:
+    record = run.data.record
+    warm = warm_s(run)
+    if record.parameters.placement == "one-host":
+        cpus = next((node.cpus for node in record.nodes if node.task == 0), None)
+        return CPU_STARVED.ruled_out(
+            f"placement one-host: {record.tasks} tasks share {cpus or 'its'} CPUs on purpose"
+        )
+    if warm is None:
+        return CPU_STARVED.not_measured(
+            "the run has no warm step", "a run of the experiment that ends"
+        )
+    used, reached = uses(run), _reached(run)
+    tasks = sorted(used.keys() | reached.keys())
+    if not tasks:
+        return CPU_STARVED.not_measured(
+            "no usage events and no speed of the products beside a measured peak",
+            "labctl check --compute, then the same run with --trace",
+        )
+    lines = [_speed_line(run, task, used.get(task), reached.get(task)) for task in tasks]
+    costs = []
+    for task in tasks:
+        lost = _lost(used.get(task), reached.get(task))
+        if lost is not None:
+            costs.append((_computes_s(run, task, warm) * lost, task, lost))
+    if not costs or not matters(max(costs)[0], warm):
+        return CPU_STARVED.ruled_out(*lines)
+    cost, task, lost = max(costs)
+    node = node_of(run, task)
+    whose, remedy = _whose_doing(run, node, used.get(task))
+    both = task in used and task in reached
+    return CPU_STARVED.found(
+        cost,
+        [
+            lines[tasks.index(task)],
+            *whose,
+            *(line for other, line in zip(tasks, lines, strict=True) if other != task),
+        ],
+        remedy=remedy,
+        confidence="high" if both else "medium",
+        title=f"{node} gets only {1 - lost:.0%} of the CPU that task:{task} asks for".replace(
+            "%", " %"
+        ),
+    )
+
+
+def _lost(use: Use | None, reach: float | None) -> float | None:
+    """Return the share of its compute time that a task lost for want of a CPU, None if it did not."""
+    if use is None:
+        return None if reach is None or reach > SLOWED_ALONE else 1 - reach / SLOWED
+    if reach is None:
+        return use.lost if use.lost >= STARVED_ALONE else None
+    return use.lost if use.lost >= STARVED and reach <= SLOWED else None
+
+
+def _reached(run: Explained) -> dict[int, float]:
+    """Return the products' speed in the traced steps as part of the node's own peak, median; by task."""
+    baseline, parameters = run.data.record.baseline, run.data.record.parameters
+    if baseline is None or parameters.device != "cpu" or parameters.size is None:
+        return {}
+    speeds: dict[int, list[float]] = {}
+    for trace in run.traces:
+        for task in trace.tasks:
+            peak = baseline.peak(task.node)
+            if task.gflops is None or peak is None or peak.gflops <= 0:
+                continue
+            if parameters.size >= _LEAST_SIZE_SHARE * peak.size:
+                speeds.setdefault(task.task, []).append(task.gflops / peak.gflops)
+    return {task: median(each) for task, each in speeds.items()}
+
+
+def _computes_s(run: Explained, task: int, warm: float) -> float:
+    """Return how long a task computes on the critical path of a warm step; all of it without a trace."""
+    if run.split is None:
+        return warm
+    rows = run.split.rows
+    return sum(row.seconds for row in rows if row.what == "compute" and row.task == task)
+
+
+def _speed_line(run: Explained, task: int, use: Use | None, reach: float | None) -> str:
+    parts = []
+    if use is not None:
+        waited = part_text(use.wait_s, use.cpu_s + use.wait_s)
+        parts.append(f"was ready but without a CPU for {waited} of its work")
+    if reach is not None:
+        parts.append(f"its products reached {reach:.0%} of the node's own peak".replace("%", " %"))
+    return f"task:{task} on {node_of(run, task)} {'; '.join(parts)}"
+
+
+def _whose_doing(run: Explained, node: str, use: Use | None) -> tuple[list[str], str]:
+    """Return who takes a node's CPU, as evidence and as remedy."""
+    facts = _facts(run, node)
+    if facts is not None and facts.cpu_limit is not None and facts.cpu_limit < (facts.cpus or 1):
+        limit = f"a control group grants {node} {facts.cpu_limit:g} of {facts.cpus or 1} CPUs"
+        return [limit], f"lift the CPU quota of {node}"
+    if use is not None and use.busy_s is not None:
+        told = _by_the_node(node, use)
+        if told is not None:
+            return told
+    lines = [
+        "it could be a CPU quota from outside, other load, or the hypervisor: the node cannot tell"
+    ]
+    if facts is not None and facts.load_1min is not None:
+        lines.append(
+            f"load average of {node} before the run: {facts.load_1min:.2f} on {facts.cpus} CPUs"
+        )
+    return lines, f"give {node} CPUs of its own: no quota, no other load"
+
+
+def _by_the_node(node: str, use: Use) -> tuple[list[str], str] | None:
+    """Return who takes a node's CPU by what the CPUs did meanwhile, None if that does not tell."""
+    steal_s, others_s, idle_s = use.steal_s or 0.0, use.others_s or 0.0, use.idle_s or 0.0
+    whole_s = steal_s + idle_s + (use.busy_s or 0.0)
+    if steal_s >= max(others_s, use.wait_s / 2):
+        line = (
+            f"the hypervisor gave {part_text(steal_s, whole_s)} of {node}'s CPUs to others (steal)"
+        )
+        return [line], f"another machine type or host for {node}: its CPUs are shared"
+    if others_s >= use.wait_s / 2:
+        line = f"the CPUs of {node} worked {part_text(others_s, whole_s)} for other processes"
+        return [line], f"end the other load on {node}: ssh {node} top"
+    if idle_s >= use.wait_s / 2:
+        line = f"the CPUs of {node} stood idle for {part_text(idle_s, whole_s)}: a quota set from outside"
+        return [
+            line
+        ], f"lift the CPU quota of {node} (cpu.max or cpu.cfs_quota_us of its control group)"
+    return None
+
+
+def _facts(run: Explained, node: str) -> NodeFacts | None:
+    return next((each for each in run.data.record.nodes if each.name == node), None)
+
+
+def _judge_slow(run: Explained) -> Verdict:
+    record = run.data.record
+    warm = warm_s(run)
+    if not workers(run):
+        return SLOW_NODE.ruled_out("0 other nodes take part")
+    if record.parameters.device == "gpu":
+        return SLOW_NODE.not_measured("the peaks of the GPUs", "labctl answer measures them")
+    if warm is None:
+        return SLOW_NODE.not_measured(
+            "the run has no warm step", "a run of the experiment that ends"
+        )
+    baseline = record.baseline
+    peaks = {node.task: baseline.peak(node.name) if baseline else None for node in record.nodes}
+    known = {task: peak for task, peak in peaks.items() if peak is not None and peak.gflops > 0}
+    if len(known) < len(peaks):
+        missing = ", ".join(node_of(run, task) for task in peaks if task not in known)
+        return SLOW_NODE.not_measured(f"the peak of {missing}", "labctl check --compute")
+    best = max(peak.gflops for peak in known.values())
+    lines = [
+        f"{peak.node}: {peak.gflops:.1f} GFLOP/s on {peak.threads} CPUs" for peak in known.values()
+    ]
+    starved = {task for task, use in uses(run).items() if use.lost >= STARVED}
+    costs = [
+        (_computes_s(run, task, warm) * (1 - peak.gflops / best), task)
+        for task, peak in known.items()
+        if peak.gflops < WEAKER * best and task not in starved
+    ]
+    if not costs or not matters(max(costs)[0], warm):
+        return SLOW_NODE.ruled_out(*lines)
+    cost, task = max(costs)
+    node, share = node_of(run, task), known[task].gflops / best
+    return SLOW_NODE.found(
+        cost,
+        lines,
+        remedy=f"give {node} the machine type of the others, or less of the work",
+        confidence="high" if run.split is not None else "medium",
+        title=f"{node} computes at {share:.0%} of the best node's speed".replace("%", " %"),
+    )
+
+
+def _judge_clock(run: Explained) -> Verdict:
+    absurd = [clock for clock in run.clocks if clock.absurd]
+    record = run.data.record
+    told = ((record.remote.node, own(run)), *run.data.server_events.items())
+    jumps = {node: jump for node, events in told if (jump := _jump_s(events)) is not None}
+    lines = [
+        f"clock of {clock.node}: {clock.offset_s * 1e3:+.2f} ms ± {clock.error_s * 1e3:.2f} ms to labctl's"
+        + ("" if clock.drift_s is None else f", moved {clock.drift_s * 1e3:+.2f} ms in the run")
+        for clock in run.clocks
+    ]
+    leapt = {node: jump for node, jump in jumps.items() if abs(jump) > _JUMP_S}
+    if absurd or leapt:
+        node = next(iter(leapt), absurd[0].node if absurd else "")
+        said = [
+            f"clock of {name} leapt by {time_text(jump)} in mid-run" for name, jump in leapt.items()
+        ]
+        said.extend(
+            f"two measurements of {clock.node}'s clock contradict each other beyond their bounds"
+            for clock in absurd
+        )
+        return CLOCK_JUMP.found(
+            None,
+            [*said, *lines, "times of that node in this run are not to be trusted"],
+            remedy=f"on {node}: sudo systemctl restart chrony && chronyc waitsync 10; then run it again",
+            title=f"The clock of {node} was set in mid-run",
+        )
+    if not lines and not jumps:
+        return CLOCK_JUMP.not_measured("no clock was measured", "labctl check measures the clocks")
+    lines.extend(
+        f"clock of {node} went on steadily: off by {time_text(abs(jump))} at most between two events"
+        for node, jump in jumps.items()
+    )
+    return CLOCK_JUMP.ruled_out(*lines)
+
+
+def _jump_s(events: Iterable[Event]) -> float | None:
+    """Return the largest step of a clock against the monotonic one within a process, what a slew may do left out.
+
+    None where there are no two events to compare.
+    """
+    jumps = []
+    for before, now in pairwise(events):
+        passed_s = (now.mono_ns - before.mono_ns) / 1e9
+        if now.kind == wire.HELLO or before.source != now.source:
+            continue  # another process, perhaps of another boot
+        step_s = (now.t_ns - before.t_ns) / 1e9 - passed_s
+        jumps.append(step_s if abs(step_s) > abs(passed_s) * _SLEW else 0.0)
+    return max(jumps, key=abs, default=None)
+
+
+RULES: tuple[Rule, ...] = (
+    CPU_STARVED.rule(_judge_starved),
+    SLOW_NODE.rule(_judge_slow),
+    CLOCK_JUMP.rule(_judge_clock),
+)
