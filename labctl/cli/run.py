@@ -40,13 +40,14 @@ def run(
     algorithm: Annotated[
         str | None,
         typer.Option(
-            help="listing (the question's, n + 1 factors), chain or squaring. [default: chain]"
+            help="listing (the question's, n + 1 factors), chain, recursive or squaring. [default: chain]"
         ),
     ] = None,
     feed: Annotated[
         str | None,
         typer.Option(
-            help="fed: inputs sent with every step; staged: held by their task. [default: fed]"
+            help="fed: inputs sent with every step; staged: held by their task; constant: in the graph."
+            " [default: fed]"
         ),
     ] = None,
     placement: Annotated[
@@ -69,8 +70,37 @@ def run(
     ] = None,
     trace: Annotated[
         bool | None,
-        typer.Option("--trace/--no-trace", help="Take one more, traced step. [default: trace]"),
+        typer.Option(
+            "--trace/--no-trace", help="Take some more steps, traced and probing. [default: trace]"
+        ),
     ] = None,
+    fetch: Annotated[
+        str | None,
+        typer.Option(
+            help="sum: each step brings the result back; none: it only computes. [default: sum]"
+        ),
+    ] = None,
+    sum_on: Annotated[
+        int | None,
+        typer.Option("--sum-on", metavar="TASK", help="Task that adds the powers up. [default: 0]"),
+    ] = None,
+    soft_placement: Annotated[
+        bool,
+        typer.Option(
+            "--soft-placement", help="With --gpu: TensorFlow may compute elsewhere than asked."
+        ),
+    ] = False,
+    environment: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env",
+            metavar="NAME[=VALUE]",
+            help="Variable for the client; without a value this shell's. May be repeated.",
+        ),
+    ] = None,
+    skip_checks: Annotated[
+        bool, typer.Option("--skip-checks", help="Start even though checks fail.")
+    ] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Restart the join servers first: cold figures are cold.")
     ] = False,
@@ -119,9 +149,15 @@ def run(
             timeout_s=timeout,
             tags=tuple(tags or ()),
             detach=detach,
+            fetch=fetch,
+            sum_task=sum_on,
+            soft_placement=soft_placement,
+            environment=tuple(environment or ()),
+            skip_checks=skip_checks,
         )
     )
     with open_session(lab, show_output=show_output) as session:
+        request.require_fits(session.lab)
         record = do_run(session, request, RealOpener())
     report(session.store, record.run_id, json=json)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,9 +22,13 @@ MAX_POWER = 1_000
 MAX_REPEAT = 100_000
 MAX_INTER_OP = 1_024
 MAX_FILE_BYTES = 64 * 1024 * 1024
+MAX_TASKS = 1_000
+MAX_VALUE_CHARACTERS = 32_768
 
 _TAG = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,63})=([^\x00-\x1f\x7f]{0,256})\Z")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}\Z")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
+_OWN_VARIABLES = frozenset({"TF_CONFIG", "LABCTL_CLUSTER"})
 _RESERVED_FILES = frozenset(
     {
         wire.PLAN_FILE,
@@ -62,6 +67,11 @@ class RunOptions:
         timeout_s: `--timeout`, seconds.
         tags: `--tag`, each `key=value`.
         detach: `--detach`.
+        fetch: `--fetch`.
+        sum_task: `--sum-on`, a task's index.
+        soft_placement: `--soft-placement`.
+        environment: `--env`, each `NAME=VALUE`, or `NAME` for this process's own value.
+        skip_checks: `--skip-checks`.
     """
 
     script: Path | None = None
@@ -81,6 +91,11 @@ class RunOptions:
     timeout_s: float = DEFAULT_TIMEOUT_S
     tags: tuple[str, ...] = ()
     detach: bool = False
+    fetch: str | None = None
+    sum_task: int | None = None
+    soft_placement: bool = False
+    environment: tuple[str, ...] = ()
+    skip_checks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +109,11 @@ class Request:
         files: Name and content of each file of the user's.
         gpu: A GPU is asked for on every node.
         peers: Join servers take part.
-        trace: A traced step is asked for.
+        trace: Traced and probe steps are asked for.
         tags: The user's own.
         detach: Return after the start.
+        environment: Variables for the client, with their values.
+        skip_checks: Start even where checks fail.
     """
 
     parameters: Parameters
@@ -108,6 +125,29 @@ class Request:
     trace: bool = False
     tags: dict[str, str] = field(default_factory=dict)
     detach: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
+    skip_checks: bool = False
+
+    def require_fits(self, lab: Lab) -> None:
+        """Check what only the lab can tell.
+
+        Raises:
+            UsageError: A task is named that the lab does not have, or its tasks' constants do not fit a graph.
+        """
+        if self.matpow is None:
+            return
+        tasks = len(lab.nodes)
+        if self.matpow.sum_task >= tasks:
+            raise _bad(
+                "--sum-on", str(self.matpow.sum_task), f"a task of the lab, 0 to {tasks - 1}"
+            )
+        largest = math.isqrt(wire.MESSAGE_BYTES // 4 // tasks)
+        if self.matpow.feed == "constant" and self.matpow.size > largest:
+            raise UsageError(
+                f"--size {self.matpow.size} with --feed constant: {tasks} matrices do not fit a graph of 2 GiB",
+                expected=f"--size {largest} or less",
+                do="a smaller --size, or --feed fed or staged",
+            )
 
     def tasks(self, lab: Lab) -> int:
         """Return how many TensorFlow tasks take part."""
@@ -121,6 +161,7 @@ class Request:
             matpow=self.matpow,
             script=self.script,
             trace=self.trace,
+            environment=self.environment,
         )
 
 
@@ -134,12 +175,13 @@ def make_request(options: RunOptions) -> Request:
     if not math.isfinite(timeout_s) or not 1 <= timeout_s <= MAX_TIMEOUT_S:
         raise _bad("--timeout", f"{timeout_s:g}", f"1 to {MAX_TIMEOUT_S:g} seconds")
     tags = _tags(options.tags)
+    environment = _environment(options.environment)
     if options.script is None:
-        return _matpow(options, tags)
-    return _script(options.script, options, tags)
+        return _matpow(options, tags, environment)
+    return _script(options.script, options, tags, environment)
 
 
-def _matpow(options: RunOptions, tags: dict[str, str]) -> Request:
+def _matpow(options: RunOptions, tags: dict[str, str], environment: dict[str, str]) -> Request:
     if options.companions:
         raise UsageError("--with is given without a script", do="labctl run SCRIPT --with FILE")
     if options.args:
@@ -153,6 +195,17 @@ def _matpow(options: RunOptions, tags: dict[str, str]) -> Request:
             f"--fresh does not fit --placement {placement}: no join server takes part",
             do="leave one of the two out",
         )
+    sum_task = _whole("--sum-on", options.sum_task, 0, MAX_TASKS - 1, default.sum_task)
+    if sum_task and placement == "one-process":
+        raise UsageError(
+            f"--sum-on {sum_task} does not fit --placement one-process: there is no other task",
+            do="leave one of the two out",
+        )
+    if options.soft_placement and not options.gpu:
+        raise UsageError(
+            "--soft-placement is given without --gpu: there is nothing to give way to",
+            do="add --gpu, or leave it out",
+        )
     plan = wire.MatpowPlan(
         size=_whole("--size", options.size, 1, MAX_SIZE, default.size),
         power=_whole("--power", options.power, 1, MAX_POWER, default.power),
@@ -163,6 +216,9 @@ def _matpow(options: RunOptions, tags: dict[str, str]) -> Request:
         device="gpu" if options.gpu else "cpu",
         inter_op=_inter_op(options.inter_op, default.inter_op),
         repeat=_whole("--repeat", options.repeat, 0, MAX_REPEAT, default.repeat),
+        fetch=_choice("--fetch", options.fetch, wire.FETCHES, default.fetch),
+        sum_task=sum_task,
+        soft_placement=options.soft_placement,
     )
     trace = options.trace is not False
     parameters = Parameters(
@@ -180,20 +236,29 @@ def _matpow(options: RunOptions, tags: dict[str, str]) -> Request:
         inter_op=plan.inter_op,
         repeat=plan.repeat,
         seed=plan.seed,
+        fetch=plan.fetch,
+        sum_task=plan.sum_task,
+        soft_placement=plan.soft_placement,
+        environment=tuple(sorted(environment)),
+        skip_checks=options.skip_checks,
     )
     return Request(
         parameters=parameters,
         matpow=plan,
         script=None,
-        gpu=plan.device == "gpu",
+        gpu=plan.device == "gpu" and not plan.soft_placement,
         peers=placement == "lab",
         trace=trace,
         tags=tags,
         detach=options.detach,
+        environment=environment,
+        skip_checks=options.skip_checks,
     )
 
 
-def _script(script: Path, options: RunOptions, tags: dict[str, str]) -> Request:
+def _script(
+    script: Path, options: RunOptions, tags: dict[str, str], environment: dict[str, str]
+) -> Request:
     for flag, value in (
         ("--size", options.size),
         ("--power", options.power),
@@ -204,6 +269,9 @@ def _script(script: Path, options: RunOptions, tags: dict[str, str]) -> Request:
         ("--inter-op", options.inter_op),
         ("--repeat", options.repeat),
         ("--trace", options.trace or None),
+        ("--fetch", options.fetch),
+        ("--sum-on", options.sum_task),
+        ("--soft-placement", options.soft_placement or None),
     ):
         if value is not None:
             raise UsageError(
@@ -225,6 +293,8 @@ def _script(script: Path, options: RunOptions, tags: dict[str, str]) -> Request:
         script=script.name,
         args=options.args,
         companions=tuple(path.name for path in options.companions),
+        environment=tuple(sorted(environment)),
+        skip_checks=options.skip_checks,
     )
     return Request(
         parameters=parameters,
@@ -234,6 +304,8 @@ def _script(script: Path, options: RunOptions, tags: dict[str, str]) -> Request:
         gpu=options.gpu is True,
         tags=tags,
         detach=options.detach,
+        environment=environment,
+        skip_checks=options.skip_checks,
     )
 
 
@@ -271,6 +343,36 @@ def _tags(texts: tuple[str, ...]) -> dict[str, str]:
             raise UsageError(f"--tag {match[1]} is given twice", do="leave one out")
         tags[match[1]] = match[2]
     return tags
+
+
+def _environment(texts: tuple[str, ...]) -> dict[str, str]:
+    """Return the variables for the client; messages never hold a value."""
+    variables: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not _VARIABLE.match(name):
+            raise _bad("--env", repr(name), "NAME or NAME=VALUE, the name of letters, digits and _")
+        if name in _OWN_VARIABLES:
+            raise UsageError(f"--env {name}: labctl sets it itself", do="leave it out")
+        if name in variables:
+            raise UsageError(f"--env {name} is given twice", do="leave one out")
+        if not equals:
+            own = os.environ.get(name)
+            if own is None:
+                raise UsageError(
+                    f"--env {name}: it is not set here",
+                    expected="a variable of labctl's own environment, or NAME=VALUE",
+                    do=f"--env {name}=VALUE, or export it first",
+                )
+            value = own
+        if "\0" in value or len(value) > MAX_VALUE_CHARACTERS:
+            raise UsageError(
+                f"--env {name}: its value cannot be set",
+                expected=f"at most {MAX_VALUE_CHARACTERS} characters, none of them NUL",
+                do="a shorter value",
+            )
+        variables[name] = value
+    return variables
 
 
 def _inter_op(text: str | None, default: int | None) -> int | None:

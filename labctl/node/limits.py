@@ -14,7 +14,6 @@ from .wire import MatpowPlan, ScriptPlan
 
 MAX_POWER = 10_000  # beyond it float32 rounding leaves no digits worth checking
 MAX_RECURSIVE_POWER = 900  # Python's recursion limit is 1000
-MESSAGE_BYTES = 2**31 - 2**16  # protobuf's limit, less room for the rest of the message
 PROCESS_BYTES = 600 * 2**20  # a process that has imported TensorFlow and built a server
 _GRAPH_COPIES = 5  # of a graph's constants that live at the same time until the first step has run
 
@@ -171,10 +170,10 @@ def _check_power(plan: MatpowPlan, tasks: int) -> None:
 
 def _check_message(plan: MatpowPlan) -> None:
     matrix = 4 * plan.size * plan.size
-    if plan.placement != "one-process" and matrix > MESSAGE_BYTES:
+    if plan.placement != "one-process" and matrix > wire.MESSAGE_BYTES:
         raise bad_plan(
             f"size {plan.size}: one matrix is {_gib(matrix)}, more than one gRPC message between tasks can hold",
-            expected=f"size {math.isqrt(MESSAGE_BYTES // 4)} or less",
+            expected=f"size {math.isqrt(wire.MESSAGE_BYTES // 4)} or less",
             do="a smaller --size, or --placement one-process, where nothing is sent",
         )
 
@@ -182,10 +181,10 @@ def _check_message(plan: MatpowPlan) -> None:
 def _check_graph(plan: MatpowPlan, tasks: int) -> None:
     """Check that constant inputs fit the graph: beyond protobuf's limit TensorFlow 2.21 raises a DecodeError."""
     constants = tasks * 4 * plan.size * plan.size
-    if plan.feed == "constant" and constants > MESSAGE_BYTES:
+    if plan.feed == "constant" and constants > wire.MESSAGE_BYTES:
         raise bad_plan(
             f"size {plan.size}: {tasks} constant matrices are {_gib(constants)}, more than one GraphDef can hold",
-            expected=f"size {math.isqrt(MESSAGE_BYTES // 4 // tasks)} or less",
+            expected=f"size {math.isqrt(wire.MESSAGE_BYTES // 4 // tasks)} or less",
             do="--feed fed or staged, or a smaller --size",
         )
 

@@ -80,6 +80,9 @@ PHASE_PROBES = "probe_steps"  # steps of kind `no_fetch` and `null`
 PHASE_VERIFY = "verify"
 PHASE_SCRIPT = "script"
 
+MESSAGE_BYTES = (
+    2**31 - 2**16
+)  # protobuf's limit, of a gRPC message or a GraphDef, less room for the rest of it
 USAGE_PERIOD_S = 0.5
 STALL_S = 10.0
 # In the run's directory: a traced step's serialised StepStats; {} is the step's index.

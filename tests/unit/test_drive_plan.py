@@ -35,6 +35,11 @@ def test_every_option_reaches_the_client() -> None:
         repeat=3,
         trace=False,
         tags=("a=b", "empty="),
+        fetch="none",
+        sum_task=2,
+        soft_placement=True,
+        environment=("TF_X=1=2", "EMPTY="),
+        skip_checks=True,
     )
     request = make_request(options)
     plan = wire.RunPlan.from_json(request.plan("id", LAB).to_json())
@@ -49,11 +54,63 @@ def test_every_option_reaches_the_client() -> None:
         device="gpu",
         inter_op=None,
         repeat=3,
+        fetch="none",
+        sum_task=2,
+        soft_placement=True,
     )
-    assert (plan.trace, request.gpu, request.peers) == (False, True, False)
+    assert plan.environment == {"TF_X": "1=2", "EMPTY": ""}
+    assert (plan.trace, request.peers, request.skip_checks) == (False, False, True)
     assert request.tags == {"a": "b", "empty": ""}
     parameters = request.parameters
     assert (parameters.size, parameters.power, parameters.device) == (64, 7, "gpu")
+    assert (parameters.fetch, parameters.sum_task, parameters.soft_placement) == ("none", 2, True)
+    assert parameters.environment == ("EMPTY", "TF_X")
+    assert parameters.skip_checks
+
+
+def test_a_gpu_that_tensorflow_may_replace_is_asked_of_no_node() -> None:
+    hard, soft = (make_request(RunOptions(gpu=True, soft_placement=soft)) for soft in (False, True))
+    assert (hard.gpu, soft.gpu) == (True, False)
+    assert (hard.parameters.device, soft.parameters.device) == ("gpu", "gpu")
+
+
+def test_a_variable_without_a_value_has_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRPC_PROXY", "http://me:secret@192.0.2.1:3128")
+    request = make_request(RunOptions(environment=("GRPC_PROXY", "_x=")))
+    assert request.environment == {"GRPC_PROXY": "http://me:secret@192.0.2.1:3128", "_x": ""}
+    assert request.parameters.environment == ("GRPC_PROXY", "_x")
+    assert "secret" not in str(request.parameters)
+
+
+def test_a_secret_of_a_variable_stands_in_no_message() -> None:
+    for text in ("1=secret", "A=" + "secret" * 10_000, "A=secret\0", "TF_CONFIG=secret"):
+        with pytest.raises(UsageError) as caught:
+            make_request(RunOptions(environment=(text,)))
+        assert "--env" in str(caught.value)
+        assert "secret" not in str(caught.value)
+
+
+def test_what_the_lab_does_not_have_is_named_once_it_is_known() -> None:
+    make_request(RunOptions(sum_task=2)).require_fits(LAB)
+    with pytest.raises(UsageError, match=r"^--sum-on 3") as caught:
+        make_request(RunOptions(sum_task=3)).require_fits(LAB)
+    assert "0 to 2" in str(caught.value)
+    make_request(RunOptions(size=13_377, feed="constant")).require_fits(LAB)
+    with pytest.raises(UsageError, match=r"3 matrices do not fit a graph") as caught:
+        make_request(RunOptions(size=13_378, feed="constant")).require_fits(LAB)
+    assert "--size 13377 or less" in str(caught.value)
+    make_request(RunOptions(size=20_000)).require_fits(LAB)
+
+
+def test_a_script_is_given_variables_too(tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text("pass")
+    request = make_request(RunOptions(script=script, environment=("A=1",), skip_checks=True))
+    assert request.plan("id", LAB).environment == {"A": "1"}
+    assert request.parameters.environment == ("A",)
+    assert request.skip_checks
+    assert request.parameters.skip_checks
+    request.require_fits(LAB)
 
 
 @pytest.mark.parametrize(("placement", "tasks"), [("lab", 3), ("one-host", 3), ("one-process", 1)])
@@ -70,7 +127,16 @@ def test_tasks_are_those_that_take_part(placement: str, tasks: int) -> None:
         ({"power": 1001}, "--power 1001"),
         ({"repeat": -1}, "--repeat -1"),
         ({"algorithm": "strassen"}, "listing, chain, recursive, squaring"),
-        ({"feed": "pipe"}, "fed, staged"),
+        ({"feed": "pipe"}, "fed, staged, constant"),
+        ({"fetch": "all"}, "sum, none"),
+        ({"sum_task": -1}, "--sum-on -1"),
+        ({"sum_task": 1, "placement": "one-process"}, "no other task"),
+        ({"soft_placement": True}, "without --gpu"),
+        ({"environment": ("A=1", "A=2")}, "given twice"),
+        ({"environment": ("9A=1",)}, "--env '9A'"),
+        ({"environment": ("=1",)}, "--env ''"),
+        ({"environment": ("NOT_SET_ANYWHERE",)}, "not set here"),
+        ({"environment": ("LABCTL_CLUSTER=x",)}, "sets it itself"),
         ({"placement": "cloud"}, "one-process"),
         ({"api": "jax"}, "session, tf2"),
         ({"inter_op": "0"}, "--inter-op"),
@@ -107,6 +173,9 @@ def test_options_that_cannot_be_meant_are_named(options: dict[str, Any], said: s
         ("--inter-op", {"inter_op": "2"}),
         ("--repeat", {"repeat": 1}),
         ("--trace", {"trace": True}),
+        ("--fetch", {"fetch": "sum"}),
+        ("--sum-on", {"sum_task": 0}),
+        ("--soft-placement", {"soft_placement": True}),
     ],
 )
 def test_options_of_the_experiment_do_not_fit_a_script(

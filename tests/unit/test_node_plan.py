@@ -19,7 +19,7 @@ ADDRESSES = ("10.132.0.2:2222", "10.132.0.3:2222")
 @pytest.mark.parametrize(
     "plan",
     [
-        RunPlan("r", ADDRESSES, matpow=MatpowPlan(size=3, inter_op=None), trace=True),
+        RunPlan("r", ADDRESSES, matpow=MatpowPlan(size=3, inter_op=None), environment={"A": "ü\n"}),
         RunPlan("r", ADDRESSES, script=ScriptPlan("a b.py", ("--x", "ü", "")), peer_timeout_s=2.5),
     ],
 )
@@ -134,10 +134,14 @@ def test_ordinary_plans_pass(algorithm: wire.Algorithm, size: int, power: int) -
         ({"inter_op": 0}, "inter_op is 0"),
         ({"algorithm": "recursion"}, "algorithm is 'recursion'"),
         ({"feed": "late"}, "feed is 'late'"),
+        ({"fetch": "all"}, "fetch is 'all'"),
+        ({"sum_task": -1}, "sum_task is -1"),
+        ({"sum_task": 2}, "task 2 is to add up, there are 2 tasks"),
         ({"placement": "moon"}, "placement is 'moon'"),
         ({"api": "jax"}, "api is 'jax'"),
         ({"device": "tpu"}, "device is 'tpu'"),
         ({"power": 10_001}, "power 10001"),
+        ({"power": 901, "algorithm": "recursive"}, "power 901 with algorithm recursive"),
     ],
 )
 def test_values_out_of_range_are_refused(values: dict[str, Any], words: str) -> None:
@@ -162,6 +166,17 @@ def test_a_matrix_must_fit_one_message_unless_nothing_is_sent() -> None:
     limits.check_matpow(MatpowPlan(size=23_171, placement="one-process"), 2, None)
 
 
+def test_constants_must_fit_one_graph() -> None:
+    error = _refused(size=16_384, feed="constant")
+    assert error.found == (
+        "size 16384: 2 constant matrices are 2.0 GiB, more than one GraphDef can hold"
+    )
+    assert error.expected == "size 16383 or less"
+    limits.check_matpow(MatpowPlan(size=16_383, feed="constant"), 2, None)
+    assert "GraphDef" in _refused(size=16_384, feed="constant", placement="one-process").found
+    limits.check_matpow(MatpowPlan(size=16_384), 2, None)
+
+
 def test_memory_is_checked_and_the_size_that_fits_is_named() -> None:
     available = 4 * 2**30
     error = _refused(available, size=20_000)
@@ -183,6 +198,10 @@ def test_estimate_grows_with_tasks_and_counts_what_is_fed() -> None:
     staged = dataclasses.replace(big, feed="staged")
     saved = limits.estimate_bytes(big, 2)[0] - limits.estimate_bytes(staged, 2)[0]
     assert saved == 2 * 4 * 10_000**2
+    elsewhere = limits.estimate_bytes(dataclasses.replace(big, sum_task=1), 2)
+    here = limits.estimate_bytes(big, 2)
+    assert sum(elsewhere) == sum(here)
+    assert elsewhere[1] - here[1] == 2 * 4 * 10_000**2
 
 
 def test_one_host_needs_all_tasks_memory_here() -> None:
