@@ -1,0 +1,256 @@
+"""Foresees a run of the built-in experiment from constants that the lab's own runs measured. Pure.
+
+The model of a warm step, with p products a task, m = 4 L^2 bytes a matrix, T tasks, and per task k the rate G_k:
+
+    compute_k = 2 p L^3 / G_k
+    lab, fed:    overhead + max(compute_0, (T-1) m / out + max_k compute_k + m / back) + fetch
+    lab, fed, one inter-op thread on task 0:
+                 overhead + compute_0 + (T-1) m / out + max_k compute_k + m / back + fetch
+    lab, staged: overhead + max(compute_0, max_k compute_k + (T-1) m / back) + fetch
+    one-process: overhead + T compute_0 + fetch
+    one-host:    overhead + T compute_0 + transfers + fetch
+
+`out` and `back` are the rates that tensors reached between task 0 and the slowest of the others; with several
+others task 0's own link carries their inputs one after the other, and results come back in the same rhythm.
+`overhead` is the step that computes nothing on any task; `fetch` the difference between steps with and without
+the result's way to Python. The cold step is a warm one and what the session's first run pays once. The wall time
+is the cold step, the warm ones, traced and probe steps, inputs, check, and all that any run costs.
+
+Ranges are interval arithmetic over the samples of each constant, widened by what past predictions missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from labctl.analysis.book import Book, Work, work_or_like
+from labctl.analysis.constants import (
+    NOTHING,
+    Figure,
+    Range,
+    RunFacts,
+    figure,
+    largest,
+)
+from labctl.node import wire
+
+_FLOAT64_CHECK_S = 2.5  # beyond it the client checks with random vectors if that is cheaper
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the foreseen step.
+
+    Attributes:
+        what: `overhead`, `compute`, `transfer` or `fetch`.
+        where: Whose, in words.
+        seconds: Its length.
+    """
+
+    what: str
+    where: str
+    seconds: Range
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What is foreseen, seconds.
+
+    Attributes:
+        work: Of what.
+        warm: Median warm step.
+        cold: First step; None if no cold step of the kind was measured.
+        wall: From the command's start to its end; None if no run of the kind has an end.
+        parts: Of the warm step: the path that decides; they add up to `warm.value`.
+        constants: What it rests on.
+        notes: What it could not know, one line each.
+        runs: Ids of the runs that it rests on, oldest first.
+    """
+
+    work: Work
+    warm: Range
+    cold: Range | None
+    wall: Range | None
+    parts: tuple[Part, ...]
+    constants: tuple[Figure, ...]
+    notes: tuple[str, ...]
+    runs: tuple[str, ...]
+
+
+def predict(work: Work, facts: Sequence[RunFacts], ratios: Sequence[float] = ()) -> Prediction:
+    """Return what a run is foreseen to take.
+
+    Args:
+        work: The run.
+        facts: Runs of the same machines that ended ok, oldest first.
+        ratios: Measured / foreseen warm step of past predictions; with three or more the ranges are widened to
+            hold their extremes.
+
+    Raises:
+        RecordError: The runs lack the rate of the products or of the network.
+    """
+    book = Book(facts)
+    parts, warm = step_of(work, book)
+    cold, wall = _cold_and_wall(work, book, warm)
+    if len(ratios) >= 3:
+        low, high = min(ratios), max(ratios)
+        warm = _widened(warm, low, high)
+        cold = None if cold is None else _widened(cold, low, high)
+        wall = None if wall is None else _widened(wall, low, high)
+    return Prediction(
+        work=work,
+        warm=warm,
+        cold=cold,
+        wall=wall,
+        parts=tuple(parts),
+        constants=tuple(book.used.values()),
+        notes=tuple(dict.fromkeys(book.notes)),
+        runs=tuple(each.run_id for each in facts),
+    )
+
+
+def step_of(work: Work, book: Book) -> tuple[list[Part], Range]:
+    """Return the parts of the path that decides and the whole warm step."""
+    overhead = Part("overhead", "all tasks", book.overhead(work))
+    own = Part("compute", "task:0", book.compute(work, 0))
+    if work.placement == "lab" and work.tasks > 1:
+        path, length = _lab_path(work, book, own)
+    else:
+        path, length = _one_node_path(work, book, own)
+    fetch = Part("fetch", "task:0 to Python", book.fetch(work))
+    return [overhead, *path, fetch], overhead.seconds + length + fetch.seconds
+
+
+def _lab_path(work: Work, book: Book, own: Part) -> tuple[list[Part], Range]:
+    others = work.tasks - 1
+    products = Part(
+        "compute", _others(work), largest(book.compute(work, task) for task in book.others(work))
+    )
+    times = 1 if work.feed == "fed" else others
+    back = Part("transfer", "results to task:0", book.transfer(work, out=False).times(times))
+    away = [products, back]
+    if work.feed == "fed":
+        out = book.transfer(work, out=True).times(others)
+        away.insert(0, Part("transfer", f"inputs to {_others(work)}", out))
+    beyond = _sum(away)
+    if work.feed == "fed" and _starved(work, book.facts):
+        return [own, *away], own.seconds + beyond
+    path = [own] if own.seconds.value > beyond.value else away
+    return path, largest((own.seconds, beyond))
+
+
+def _one_node_path(work: Work, book: Book, own: Part) -> tuple[list[Part], Range]:
+    together = book.shared(work)
+    products = Part(
+        "compute", "all products on task:0's node", together or own.seconds.times(work.tasks)
+    )
+    path = [products]
+    if work.placement == "one-host" and together is None:
+        wires = book.transfer(work, out=False)
+        if work.feed == "fed":
+            wires = wires + book.transfer(work, out=True)
+        book.notes.append("transfers within one node: between nothing and the network's")
+        path.append(Part("transfer", "between servers of one node", replace(wires, low=0.0)))
+    return path, _sum(path)
+
+
+def _cold_and_wall(work: Work, book: Book, warm: Range) -> tuple[Range | None, Range | None]:
+    same = [
+        each
+        for each in book.facts
+        if each.parameters.placement == work.placement and each.parameters.feed == work.feed
+    ]
+    setup = [each.cold_s - each.warm_s for each in same if each.cold_s and each.warm_s]
+    once = figure("first step beyond a warm one", "s", setup, f"{work.feed} runs")
+    cold = None if once is None else warm + book.keep(once).range
+    fixed = figure(
+        "a run without its work", "s", [each.fixed_s or 0.0 for each in same], f"{work.feed} runs"
+    )
+    if cold is None or fixed is None:
+        book.notes.append(
+            f"no {work.feed} run with --placement {work.placement} yet: cold step and total are not foreseen"
+        )
+        return cold, None
+    wall = book.keep(fixed).range + cold + warm.times(work.repeat)
+    wall = wall + _inputs(work, same, book) + _check(work, book) + _extra(work, book, warm)
+    return cold, wall
+
+
+def _inputs(work: Work, same: Sequence[RunFacts], book: Book) -> Range:
+    """Return the time in which inputs are made and, if staged, brought to their tasks: both go with their bytes."""
+    total = NOTHING
+    kinds = [("inputs", [(each, each.inputs_s) for each in same])]
+    if work.feed == "staged":
+        kinds.append(("staging", [(each, each.stage_s) for each in same]))
+    for name, pairs in kinds:
+        samples = [s / (each.tasks * each.matrix_bytes / 1e6) for each, s in pairs if s]
+        found = figure(name, "s/MB", samples, f"{work.feed} runs")
+        if found is not None:
+            total = total + book.keep(found).range.times(work.tasks * work.matrix_mb)
+    return total
+
+
+def _check(work: Work, book: Book) -> Range:
+    """Return the time of the check: float64 products, or random vectors where those would take too long."""
+    power = work.power + 1 if work.algorithm == "listing" else work.power
+    exact = work.tasks * work.size**3 * (power.bit_length() + power.bit_count())
+    rough = work.tasks * work.size**2 * power
+    samples: dict[str, list[float]] = {"float64": [], "random-vector": []}
+    for each in book.facts:
+        its = work_or_like(each)
+        its_power = its.power + 1 if its.algorithm == "listing" else its.power
+        cost = its.tasks * its.size**2 * its_power
+        if each.checked_by == "float64":
+            cost = its.tasks * its.size**3 * (its_power.bit_length() + its_power.bit_count())
+        if each.checked_by in samples and each.verify_s:
+            samples[each.checked_by].append(each.verify_s / cost * 1e9)
+    by_float64 = figure("check by float64", "ns", samples["float64"], "runs")
+    by_vector = figure("check by random vectors", "ns", samples["random-vector"], "runs")
+    if by_float64 is None and by_vector is None:
+        book.notes.append("the check of the result was not measured: it is left out")
+        return NOTHING
+    if by_float64 is not None:
+        full = by_float64.range.times(exact / 1e9)
+        if full.value <= _FLOAT64_CHECK_S:
+            book.keep(by_float64)
+            return full
+        if by_vector is None:
+            book.keep(by_float64)
+            return Range(_FLOAT64_CHECK_S, 0.0, full.high)
+    assert by_vector is not None  # noqa: S101 one of the two is there
+    return book.keep(by_vector).range.times(rough / 1e9)
+
+
+def _extra(work: Work, book: Book, warm: Range) -> Range:
+    """Return the time of traced and probe steps."""
+    if not work.trace:
+        return NOTHING
+    ratios = [each.tracing_ratio for each in book.facts if each.tracing_ratio]
+    found = figure("traced step / warm step", "", ratios, "traced runs")
+    if found is None:
+        return NOTHING
+    ratio = book.keep(found).range
+    traced = Range(warm.value * ratio.value, warm.low * ratio.low, warm.high * ratio.high)
+    probes = warm.less(book.fetch(work)) + book.overhead(work)
+    return traced.times(wire.TRACED_STEPS) + probes.times(wire.PROBE_STEPS)
+
+
+def _starved(work: Work, facts: Sequence[RunFacts]) -> bool:
+    """Return whether task 0 answers for its inputs only when its own products are done."""
+    if work.inter_op is not None:
+        return work.inter_op == 1
+    return bool(facts) and bool(facts[-1].machines) and facts[-1].machines[0][1] == 1
+
+
+def _widened(range_: Range, low: float, high: float) -> Range:
+    value = range_.value
+    return Range(value, min(range_.low, value * low), max(range_.high, value * high))
+
+
+def _sum(parts: Sequence[Part]) -> Range:
+    return sum((part.seconds for part in parts), start=NOTHING)
+
+
+def _others(work: Work) -> str:
+    return "task:1" if work.tasks == 2 else "the other tasks"
