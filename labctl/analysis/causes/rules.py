@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from labctl.analysis.causes import device, gpu, graph, numerics, scheduling, startup, wire
+from labctl.analysis.causes import (
+    connection,
+    device,
+    gpu,
+    graph,
+    node,
+    numerics,
+    scheduling,
+    server,
+    startup,
+    wire,
+)
 from labctl.analysis.causes.common import ended_ok
 from labctl.analysis.causes.model import Rule, Verdict
 
@@ -12,6 +23,9 @@ if TYPE_CHECKING:
     from labctl.analysis.explained import Explained
 
 RULES: tuple[Rule, ...] = (
+    *connection.RULES,
+    *server.RULES,
+    *node.RULES,
     *scheduling.RULES,
     *wire.RULES,
     *graph.RULES,
