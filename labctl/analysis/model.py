@@ -52,7 +52,8 @@ class Edge:
         waited_s: Between asked and answered; None if unknown.
         clamped: The sender's stamp lay outside of what the receiver saw, so TensorFlow cut it: `answered_s`,
             `waited_s` and the rate are not to be believed.
-        clock_error_s: Bound of the error of `answered_s` against the receiver's stamps.
+        clock_error_s: Bound of the error of `answered_s` against the receiver's stamps; infinite where a clock
+            was never measured.
         baseline_share: Rate as part of the measured network baseline of this direction, 0 to 1 and above; None
             without a baseline.
     """
@@ -112,8 +113,8 @@ class StepTrace:
     """One traced step.
 
     Attributes:
-        index: Of the step.
-        duration_s: Wall time that the client saw, seconds.
+        index: Of the step; -1 in records that kept only one.
+        duration_s: Wall time that the client saw, seconds; from first to last stamp where no event tells it.
         ops: By start.
         edges: By arrival.
         tasks: In task order.
@@ -204,7 +205,8 @@ class ClockLine:
         error_s: Its bound.
         drift_s: Change from the first to the last sample; None with fewer than two.
         samples: How many there were.
-        absurd: The samples contradict each other by more than their bounds: the clock jumped.
+        absurd: The samples contradict each other by more than their bounds: the clock jumped; or it is more than
+            a day off.
     """
 
     node: str

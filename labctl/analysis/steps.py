@@ -16,7 +16,8 @@ class Step:
 
     Attributes:
         index: 0 first.
-        kind: `cold` for the process's first, `warm` for later ones, `traced` for one that was traced.
+        kind: `cold` for the process's first, `warm` for later ones; the others of `labctl.node.wire.STEP_KINDS` are
+            extra steps, which no statistics count.
         start_s: Unix time of its start on the client's clock, seconds.
         duration_ms: Milliseconds.
     """
@@ -36,12 +37,18 @@ class StepStats:
         warm_median_ms: Median of the warm steps.
         warm_p95_ms: Their 95th percentile, linear between the two nearest ranks.
         n: Number of warm steps.
+        warm_p5_ms: Their 5th percentile.
+        warm_min_ms: The shortest.
+        warm_max_ms: The longest.
     """
 
     cold_ms: float | None
     warm_median_ms: float | None
     warm_p95_ms: float | None
     n: int
+    warm_p5_ms: float | None = None
+    warm_min_ms: float | None = None
+    warm_max_ms: float | None = None
 
 
 def steps_of(events: Sequence[Event]) -> list[Step]:
@@ -51,20 +58,25 @@ def steps_of(events: Sequence[Event]) -> list[Step]:
         duration_ns = event.number("duration_ns")
         index = event.whole("index")
         if event.kind == wire.STEP and duration_ns is not None and index is not None:
+            if duration_ns < 0:
+                continue
             start_s = event.t_s - duration_ns / 1e9
             steps.append(Step(index, event.text("kind"), start_s, duration_ns / 1e6))
     return steps
 
 
 def step_stats(steps: Sequence[Step]) -> StepStats:
-    """Return the statistics of steps; traced ones are left out."""
+    """Return the statistics of steps; extra ones are left out."""
     cold = [step.duration_ms for step in steps if step.kind == "cold"]
-    warm = [step.duration_ms for step in steps if step.kind == "warm"]
+    warm = sorted(step.duration_ms for step in steps if step.kind == "warm")
     return StepStats(
         cold_ms=cold[0] if cold else None,
         warm_median_ms=percentile(warm, 50) if warm else None,
         warm_p95_ms=percentile(warm, 95) if warm else None,
         n=len(warm),
+        warm_p5_ms=percentile(warm, 5) if warm else None,
+        warm_min_ms=warm[0] if warm else None,
+        warm_max_ms=warm[-1] if warm else None,
     )
 
 

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from labctl.analysis.ledger import Ledger, run_ledger
-from labctl.analysis.steps import StepStats, step_stats, steps_of
+from labctl.analysis.explain import explain
+from labctl.analysis.ledger import Ledger
+from labctl.analysis.steps import StepStats
 from labctl.console import safe_text
 from labctl.lab.model import LOOPBACK
 from labctl.node import wire
-from labctl.runs.events import Event, read_events
+from labctl.runs.data import load
+from labctl.runs.events import Event
 from labctl.runs.record import LOGS_DIR, Parameters, RunRecord
 from labctl.runs.store import Entry
 from labctl.views.run_object import result_of
@@ -57,15 +59,15 @@ def run_lines(entry: Entry) -> list[str]:
         RecordError: Its record cannot be read.
     """
     record = entry.readable()
-    events = read_events(entry.path)
+    explained = explain(load(entry.path, record))
+    events = explained.data.events
     lines = [_result_line(entry, record, events)]
     if record.parameters.experiment == "script":
         lines += _output_lines(entry, record)
     if record.wall_s is not None:
-        lines += ["", *_ledger_lines(run_ledger(record, events), record), ""]
-    steps = steps_of(events)
-    if steps:
-        lines += _step_lines(step_stats(steps), result_of(events))
+        lines += ["", *_ledger_lines(explained.ledger, record), ""]
+    if explained.steps:
+        lines += _step_lines(explained.stats, result_of(events))
     lines += [f"warning {safe_text(text)}" for text in record.warnings]
     lines.append(_next_line(entry, record))
     return lines

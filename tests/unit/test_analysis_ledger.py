@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labctl.analysis.ledger import build_ledger, client_spans, run_ledger
+from labctl.analysis.clock import Clocks
+from labctl.analysis.explain import explain
+from labctl.analysis.ledger import build_ledger, client_spans
+from labctl.runs.data import RunData
 from labctl.runs.events import Event
 from labctl.runs.record import (
     ClockSample,
@@ -92,7 +96,7 @@ def test_client_phases_are_mapped_to_labctls_clock() -> None:
         event("phase_begin", 1106.0, phase="warm_steps"),
         event("step", 1107.0, duration_ns=NS, index=0),
     ]
-    spans = {span.phase: span for span in client_spans(RECORD, events)}
+    spans = {span.phase: span for span in client_spans(RECORD, events, Clocks.of(RECORD))}
     assert (spans["interpreter"].start_s, spans["interpreter"].duration_s) == (1.0, 1.0)
     assert (spans["import_tensorflow"].start_s, spans["import_tensorflow"].duration_s) == (2.0, 4.0)
     # A phase that has no end lasts to the last thing that is known.
@@ -103,11 +107,12 @@ def test_client_phases_are_mapped_to_labctls_clock() -> None:
 def test_the_end_of_the_process_is_part_of_the_story() -> None:
     ended = replace(RECORD, unit_end=UnitEnded("success", "exited", "0", 1107.5))
     events = [event("bye", 1107.0, exit=0)]
-    (span,) = client_spans(ended, events)
+    (span,) = client_spans(ended, events, Clocks.of(ended))
     assert (span.phase, span.start_s, span.duration_s) == ("exit", 7.0, 0.5)
-    assert run_ledger(ended, events).unexplained_s == pytest.approx(19.5)
+    ledger = explain(RunData(Path(), ended, tuple(events))).ledger
+    assert ledger.unexplained_s == pytest.approx(19.5)
 
 
 def test_other_tasks_events_are_not_the_clients() -> None:
     other = Event("phase_end", 1105 * NS, 0, "join-server", 1, {"phase": "x", "duration_ns": NS})
-    assert client_spans(RECORD, [other]) == []
+    assert client_spans(RECORD, [other], Clocks.of(RECORD)) == []

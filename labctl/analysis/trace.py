@@ -1,0 +1,303 @@
+"""A traced step: the ops of all tasks and the tensors that went between them, on one time line. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from labctl.analysis.clock import Clocks
+from labctl.analysis.intervals import covered_s, merge
+from labctl.analysis.model import Edge, OpRun, StepTrace, TaskTrace
+from labctl.analysis.steps import Step
+from labctl.analysis.stepstats import decode
+from labctl.analysis.trace_rows import SOURCE_OP, RawEdge, RawOp, tell_apart
+from labctl.node import wire
+from labctl.runs.data import RunData, TraceFile
+from labctl.runs.events import Event
+from labctl.runs.record import RunRecord
+
+PRODUCT = "MatMul"
+# Ops that only pass things on: no computing.
+IDLE_OPS = frozenset(
+    {"NoOp", "_Recv", "_Send", "_HostRecv", "_HostSend", "_Arg", "_Retval", "_SINK", SOURCE_OP}
+)
+# A sender's stamp this soon after the receiver's part began may be the request's own time, which TensorFlow
+# puts there when the sender's clock is behind.
+_CUT_S = 200e-6
+_SLACK_S = 1e-3  # stamps this far outside of a step are within what its own start is known to
+
+
+def task_nodes(record: RunRecord) -> dict[int, str]:
+    """Return the node of each task; what runs on one host is all on the client's."""
+    if record.parameters.placement in {"one-host", "one-process"}:
+        return dict.fromkeys(range(max(1, record.tasks)), record.remote.node)
+    return {node.task: node.name for node in record.nodes}
+
+
+def on_stream(run: OpRun) -> bool:
+    """Return whether it is a row of a GPU's stream, whose op has a row of its own."""
+    return "/" in run.device
+
+
+def computes(run: OpRun) -> bool:
+    """Return whether a row stands for computing: no passing on, no copy, no waiting for a stream."""
+    if on_stream(run):
+        return not run.device.endswith(("/memcpy", "/sync", ">"))
+    return run.op not in IDLE_OPS
+
+
+def busy(runs: Iterable[OpRun]) -> list[tuple[float, float]]:
+    """Return the times in which at least one of some ops computes, ordered and disjoint."""
+    return merge((run.start_s, run.end_s) for run in runs if computes(run))
+
+
+def step_traces(
+    data: RunData, steps: Sequence[Step], clocks: Clocks
+) -> tuple[tuple[StepTrace, ...], list[str]]:
+    """Return the traced steps that can be read, in order, and what is wrong with them.
+
+    Args:
+        data: The run.
+        steps: Its steps.
+        clocks: Its clocks.
+    """
+    traces: list[StepTrace] = []
+    problems: list[str] = []
+    for file in data.traces:
+        reader = _Reader(data, clocks, file)
+        trace = reader.trace(steps)
+        name = "step stats" if file.index is None else f"step stats of step {file.index}"
+        problems += [f"{name}: {each}" for each in reader.problems]
+        if trace is not None:
+            traces.append(trace)
+    return tuple(traces), problems
+
+
+class _Reader:
+    """Reads one traced step and notes what is wrong with it."""
+
+    def __init__(self, data: RunData, clocks: Clocks, file: TraceFile) -> None:
+        self._data = data
+        self._clocks = clocks
+        self._file = file
+        self._nodes = task_nodes(data.record)
+        self._start_us = 0
+        self._at_s = 0.0
+        self._shifts: dict[int, float] = {}  # what moves a task's stamps into the step
+        self.problems: list[str] = []
+
+    def trace(self, steps: Sequence[Step]) -> StepTrace | None:
+        try:
+            rows = tell_apart(decode(self._file.data))
+        except ValueError as error:
+            self.problems.append(str(error))
+            return None
+        if rows.lost:
+            self.problems.append(
+                f"{rows.lost} rows without a task or with impossible times are left out"
+            )
+        if not rows.ops:
+            self.problems.append("they hold no op of a task")
+            return None
+        duration_s = self._find_window(rows.ops, steps)
+        runs = self._place_all(rows.ops, duration_s)
+        if not runs:
+            self.problems.append("all their times lie outside of the step")
+            return None
+        by_task: dict[int, list[OpRun]] = {}
+        for run in runs:
+            by_task.setdefault(run.task, []).append(run)
+        began = {task: _began_s(own) for task, own in by_task.items()}
+        edges = sorted(
+            (self._edge(edge, began, duration_s) for edge in rows.edges),
+            key=lambda edge: (edge.arrived_s, edge.target, edge.tensor),
+        )
+        rounded = sum(1 for edge in rows.edges if edge.rounded)
+        if rounded:
+            self.problems.append(f"the bytes of {rounded} transfers are TensorFlow's rounded ones")
+        size = self._data.record.parameters.size
+        tasks = tuple(
+            _task(task, self._node(task), by_task[task], began[task], size)
+            for task in sorted(by_task)
+        )
+        last_s = max([run.end_s for run in runs] + [edge.arrived_s for edge in edges])
+        return StepTrace(
+            index=-1 if self._file.index is None else self._file.index,
+            duration_s=duration_s,
+            ops=tuple(runs),
+            edges=tuple(edges),
+            tasks=tasks,
+            compute_sum_s=math.fsum(task.compute_s for task in tasks),
+            compute_union_s=covered_s(busy(runs)),
+            dispatch_s=runs[0].start_s,
+            fetch_s=max(0.0, duration_s - last_s),
+        )
+
+    def _find_window(self, ops: dict[int, list[RawOp]], steps: Sequence[Step]) -> float:
+        """Set the step's start on the client's clock and return its length, seconds."""
+        found = self._window(steps)
+        if found is None:
+            self.problems.append("no event tells the step's length: it is taken from the stamps")
+            start_us = min(op.start_us for own in ops.values() for op in own)
+            length_s = max(
+                (max(op.end_us for op in own) - min(op.start_us for op in own)) / 1e6
+                for own in ops.values()
+            )
+            found = start_us * 1000, max(length_s, 1e-6)
+        self._start_us = found[0] // 1000
+        self._at_s = self._clocks.since_origin_s(
+            self._data.record.remote.node, self._start_us / 1e6
+        )
+        return found[1]
+
+    def _window(self, steps: Sequence[Step]) -> tuple[int, float] | None:
+        traced = [step for step in steps if step.kind == "traced" and step.duration_ms > 0]
+        step = next((each for each in traced if each.index == self._file.index), None)
+        only = len(self._data.traces) == 1
+        if step is None and only and len(traced) == 1:
+            step = traced[0]
+        if step is not None:
+            return round(step.start_s * 1e9), step.duration_ms / 1e3
+        phase = next((each for each in self._data.events if _is_traced_phase(each)), None)
+        duration_ns = None if phase is None else phase.whole("duration_ns")
+        if only and phase is not None and duration_ns is not None and duration_ns > 0:
+            return phase.t_ns - duration_ns, duration_ns / 1e9
+        return None
+
+    def _place_all(self, ops: dict[int, list[RawOp]], duration_s: float) -> list[OpRun]:
+        runs: list[OpRun] = []
+        for task, own in ops.items():
+            skew_s = self._skew_s(task)
+            first_s = (min(op.start_us for op in own) - self._start_us) / 1e6 - skew_s
+            last_s = (max(op.end_us for op in own) - self._start_us) / 1e6 - skew_s
+            shift_s = max(0.0, -first_s) or min(0.0, max(duration_s - last_s, -first_s))
+            self._shifts[task] = shift_s
+            if abs(shift_s) > self._error_s(0, task) + _SLACK_S:
+                self.problems.append(
+                    f"the times of task:{task} lie {abs(shift_s):.3g} s outside of the step: moved into it"
+                )
+            move_s = shift_s - skew_s
+            for op in own:
+                start_s = (op.start_us - self._start_us) / 1e6 + move_s
+                end_s = (op.end_us - self._start_us) / 1e6 + move_s
+                if start_s <= duration_s and end_s >= 0:
+                    start_s, end_s = max(start_s, 0.0), min(end_s, duration_s)
+                    runs.append(
+                        OpRun(op.task, op.device, op.name, op.op, op.inputs, start_s, end_s)
+                    )
+        return sorted(runs, key=lambda run: (run.start_s, run.end_s, run.task, run.name))
+
+    def _node(self, task: int) -> str:
+        return self._nodes.get(task, self._data.record.remote.node)
+
+    def _skew_s(self, task: int) -> float:
+        """Return the task's clock minus the client's, seconds."""
+        client = self._data.record.remote.node
+        there, here = (
+            self._clocks.offset(node, self._at_s)[0] for node in (self._node(task), client)
+        )
+        return there - here
+
+    def _error_s(self, first: int, second: int) -> float:
+        """Return the bound of the error between stamps of two tasks, seconds."""
+        nodes = {self._node(first), self._node(second)}
+        if len(nodes) == 1:
+            return 0.0
+        return math.fsum(self._clocks.offset(node, self._at_s)[1] for node in nodes)
+
+    def _place_s(self, task: int, unix_us: int) -> float:
+        """Return a stamp of a task as seconds after the step's start."""
+        shift_s = self._shifts.get(task, 0.0)
+        return (unix_us - self._start_us) / 1e6 - self._skew_s(task) + shift_s
+
+    def _edge(self, edge: RawEdge, began: dict[int, float], duration_s: float) -> Edge:
+        """Return a transfer on the step's time line.
+
+        The receiver asks when its part of the graph starts: receiving ops have no inputs, and TensorFlow records
+        nothing earlier.
+        """
+        arrived_s = min(max(self._place_s(edge.target, edge.end_us), 0.0), duration_s)
+        answered_s = self._place_s(edge.source, edge.start_us)
+        asked_s = began.get(edge.target)
+        asked_s = None if asked_s is None else min(asked_s, arrived_s)
+        clamped = self._is_clamped(edge, asked_s, answered_s, arrived_s)
+        answered_s = min(max(answered_s, asked_s or 0.0), arrived_s)
+        told = Edge(
+            tensor=edge.tensor,
+            size_bytes=edge.size_bytes,
+            source=edge.source,
+            target=edge.target,
+            asked_s=asked_s,
+            answered_s=answered_s,
+            arrived_s=arrived_s,
+            waited_s=None if asked_s is None or clamped else answered_s - asked_s,
+            clamped=clamped,
+            clock_error_s=self._error_s(edge.source, edge.target),
+        )
+        baseline = self._data.record.baseline
+        if baseline is None or told.mb_per_s is None:
+            return told
+        link = baseline.link(self._node(edge.source), self._node(edge.target))
+        if link is None or link.bits_per_s <= 0:
+            return told
+        return replace(told, baseline_share=told.mb_per_s * 8e6 / link.bits_per_s)
+
+    def _is_clamped(
+        self, edge: RawEdge, asked_s: float | None, answered_s: float, arrived_s: float
+    ) -> bool:
+        """Return whether the sender's stamp is not to be believed.
+
+        TensorFlow cuts it to the time of the request, or to one microsecond before the arrival, where the two
+        clocks differ by more than the answer took.
+        """
+        if self._node(edge.source) == self._node(edge.target):
+            return False
+        error_s = self._error_s(edge.source, edge.target)
+        moved_s = abs(self._shifts.get(edge.source, 0.0)) + abs(self._shifts.get(edge.target, 0.0))
+        if math.isinf(error_s) or moved_s > error_s + _SLACK_S:
+            return True
+        if edge.end_us - edge.start_us <= 1 or answered_s > arrived_s + error_s:
+            return True
+        if asked_s is None:
+            return False
+        behind_s = self._skew_s(edge.target) - self._skew_s(edge.source)
+        asked_anew_s = self._place_s(edge.target, edge.start_us) - asked_s
+        at_request = asked_anew_s <= _CUT_S and behind_s + min(error_s, _CUT_S) > _CUT_S
+        return at_request or answered_s < asked_s - error_s
+
+
+def _is_traced_phase(event: Event) -> bool:
+    return event.kind == wire.PHASE_END and event.text("phase") == wire.PHASE_TRACED_STEP
+
+
+def _began_s(own: Sequence[OpRun]) -> float:
+    source = next((run.start_s for run in own if run.op == SOURCE_OP), None)
+    return min(run.start_s for run in own) if source is None else source
+
+
+def _task(
+    task: int, node: str, own: Sequence[OpRun], began_s: float, size: int | None
+) -> TaskTrace:
+    products = [run for run in own if run.op == PRODUCT and not on_stream(run)]
+    kernels = [run for run in own if run.op == PRODUCT and on_stream(run) and computes(run)]
+    counts: dict[str, int] = {}
+    for run in products:
+        counts[run.device] = counts.get(run.device, 0) + 1
+    # A GPU's op row ends when its kernel is queued; the kernel's own row says how long it took.
+    product_s = covered_s(merge((run.start_s, run.end_s) for run in kernels or products))
+    flop = 2.0 * size**3 * len(products) if size else 0.0
+    return TaskTrace(
+        task=task,
+        node=node,
+        began_s=began_s,
+        ended_s=max(run.end_s for run in own),
+        compute_s=covered_s(busy(own)),
+        op_sum_s=math.fsum(
+            run.duration_s
+            for run in own
+            if computes(run) and not run.device.endswith("/stream:all")
+        ),
+        products=counts,
+        gflops=flop / product_s / 1e9 if flop and product_s > 0 else None,
+    )
