@@ -187,13 +187,14 @@ class Follow:
             if event.source != "client":
                 continue
             if event.kind == wire.PHASE_BEGIN:
-                self._progress = replace(self._progress, phase=event.text("phase"))
+                self._progress = Progress(event.text("phase"))
             elif event.kind == wire.STEP:
                 duration_ns = event.number("duration_ns")
+                sample = event.text("kind") in wire.SAMPLE_KINDS  # others are beyond the total
                 self._progress = replace(
                     self._progress,
-                    step=(event.whole("index") or 0) + 1,
-                    total=event.whole("total") or 0,
+                    step=(event.whole("index") or 0) + 1 if sample else 0,
+                    total=event.whole("total") or 0 if sample else 0,
                     last_step_ms=None if duration_ns is None else duration_ns / 1e6,
                 )
 

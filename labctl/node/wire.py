@@ -95,7 +95,8 @@ LONG_STEP_S = 10.0  # after an extra step of this length no more of its kind are
 
 # `cold` is the process's first, `warm` each later one: these are the samples. `traced`, `no_fetch` (computes all,
 # brings nothing back) and `null` (runs an empty op on every task) are extra steps, never counted among them.
-STEP_KINDS = ("cold", "warm", "traced", "no_fetch", "null")
+SAMPLE_KINDS = ("cold", "warm")
+STEP_KINDS = (*SAMPLE_KINDS, "traced", "no_fetch", "null")
 
 Algorithm = Literal["listing", "chain", "recursive", "squaring"]
 Feed = Literal["fed", "staged", "constant"]
