@@ -98,7 +98,9 @@ def _no_mirror(cause: Cause, run: Explained) -> Verdict:
     if all(literal_address(host_of(address)) for address in addresses):
         return cause.ruled_out(f"the spec has no names: {', '.join(addresses)}")
     if made_contact(run) or ended_well(run):
-        return cause.ruled_out("a session reached every task by its name")
+        return cause.ruled_out(
+            f"a session reached all {run.data.record.tasks} tasks by their names"
+        )
     return cause.not_measured(
         "the record does not say where the names lead", "labctl check looks them up"
     )
@@ -109,7 +111,9 @@ def _no_proxy(cause: Cause, run: Explained) -> Verdict:
     if not caught:
         return cause.ruled_out("0 proxy variables were given to the client")
     if made_contact(run) or ended_well(run):
-        return cause.ruled_out(f"{caught[0]} was set, yet a session reached every task")
+        return cause.ruled_out(
+            f"{caught[0]} was set, yet a session reached all {run.data.record.tasks} tasks"
+        )
     return cause.ruled_out(f"{caught[0]} was set, but the run ended before it mattered")
 
 
@@ -130,7 +134,7 @@ def _same_words(cause: Cause, run: Explained) -> Verdict:
     if not workers(run):
         return cause.ruled_out("0 other nodes take part")
     if made_contact(run) or ended_well(run):
-        return cause.ruled_out("a session reached every task")
+        return cause.ruled_out(f"a session reached all {run.data.record.tasks} tasks")
     versions = tensorflow_minors(run)
     if len(set(versions.values())) == 1 and diagnose(run):
         return cause.ruled_out(f"TensorFlow {listed(versions)}")
