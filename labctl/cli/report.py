@@ -1,0 +1,94 @@
+"""`labctl report`: a run as one HTML page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from labctl.cli.options import DebugOption, JsonOption, LabOption
+
+if TYPE_CHECKING:
+    from labctl.runs.store import Entry
+
+
+def report(
+    *,
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="[RUN]", help="Run id, unique prefix, `last`, or a record's directory."
+        ),
+    ] = "last",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Where to. [default: .lab/LAB/reports/RUN.html]"
+        ),
+    ] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    lab: LabOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,  # noqa: ARG001 acts in its callback
+) -> int:
+    """Write a run as one HTML page that needs no network: verdicts, waterfall, ledger, steps, nodes."""
+    from labctl.analysis.causes.rules import judge_all
+    from labctl.analysis.explain import explain
+    from labctl.cli.why import find_record
+    from labctl.console import out, out_json
+    from labctl.runs.data import load
+    from labctl.views.report.page import render
+
+    entry = find_record(lab, run)
+    explained = explain(load(entry.path, entry.readable()))
+    page = render(explained, judge_all(explained)).encode()
+    file = (output or _default_file(entry, lab)).absolute()
+    _write(file, page)
+    if json:
+        out_json({"run_id": entry.run_id, "file": str(file), "size_bytes": len(page)})
+    else:
+        out(str(file))
+    if show:
+        _open(file)
+    return 0
+
+
+def _default_file(entry: Entry, lab: str | None) -> Path:
+    """Return the file beside the run's store; for a record that lies elsewhere, in the named lab."""
+    from labctl.lab.home import Home
+
+    name = f"{entry.run_id}.html"
+    if entry.path.parent.name == "runs":
+        return entry.path.parent.parent / "reports" / name
+    home = Home.find()
+    return home.local_dir(home.choose(lab)) / "reports" / name
+
+
+def _write(file: Path, page: bytes) -> None:
+    """Write the page, whole or not at all.
+
+    Raises:
+        UsageError: There can be no such file.
+    """
+    from labctl.errors import UsageError
+    from labctl.runs import atomic
+
+    if file.is_dir() or (file.parent.exists() and not file.parent.is_dir()):
+        raise UsageError(
+            f"--output {file} is no file that can be written",
+            expected="a file's name in a directory",
+            do="name another file",
+        )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    atomic.write_bytes(file, page)
+
+
+def _open(file: Path) -> None:
+    """Ask the desktop to show a file; say so where there is none."""
+    import webbrowser
+
+    from labctl.console import say
+
+    if not webbrowser.open(file.as_uri()):
+        say("no browser could be started here; open the file in yours")
