@@ -10,6 +10,7 @@ from labctl.analysis import stats
 from labctl.analysis.explained import Explained
 from labctl.analysis.model import StepTrace
 from labctl.analysis.stats import Difference, Judgement, Summary
+from labctl.node import wire
 from labctl.runs.record import Parameters, RunRecord
 
 WALL = "wall"
@@ -50,6 +51,7 @@ class Measured:
         facts: What must be alike on both sides, by name.
         parameters: What it was asked to do, by option; a difference here is what is compared.
         rows: Seconds, by row.
+        graph: sha256 of the graph, "" if unknown.
     """
 
     run_id: str
@@ -57,6 +59,7 @@ class Measured:
     facts: dict[str, str]
     parameters: dict[str, str]
     rows: dict[RowKey, tuple[float, ...]]
+    graph: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +161,13 @@ def measure(explained: Explained) -> Measured:
         facts=facts_of(record),
         parameters=parameters_of(record.parameters),
         rows={key: tuple(values) for key, values in rows.items()},
+        graph=_graph(explained),
     )
+
+
+def _graph(explained: Explained) -> str:
+    events = (event for event in explained.data.events if event.kind == wire.GRAPH)
+    return next((event.text("sha256") for event in events), "")
 
 
 def _trace_rows(trace: StepTrace) -> Iterable[tuple[RowKey, float]]:
