@@ -16,8 +16,8 @@ from labctl.drive.facts import with_hello
 from labctl.drive.follow import STREAMS
 from labctl.drive.links import Machine
 from labctl.drive.places import JOIN_SERVICE, STATE_DIR, Places
+from labctl.drive.servers import read_server_and_process
 from labctl.drive.session import Session, Writer
-from labctl.drive.watch import read_server
 from labctl.errors import LabctlError, UnreachableError
 from labctl.node import wire
 from labctl.remote.follow import Follower
@@ -82,7 +82,7 @@ def collect(session: Session, writer: Writer) -> dict[str, Any]:
     took_part = {state.node for state in record.servers_before}
     workers = [link for link in links.workers if link.node.name in took_part]
     after = []
-    for future in [link.submit(read_server) for link in workers]:
+    for future in [link.submit(read_server_and_process) for link in workers]:
         with writer.tolerating(LabctlError):
             after.append(future.result())
     if session.where.loopback:

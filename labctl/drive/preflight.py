@@ -7,17 +7,18 @@ from dataclasses import dataclass
 
 from labctl.checks.doctor import preflight_names, run_checks, to_error
 from labctl.checks.model import CheckResult
-from labctl.drive import start
+from labctl.drive import baseline, start
 from labctl.drive.clock import clock_sample
 from labctl.drive.facts import read_facts
 from labctl.drive.links import Links, Machine, Opener, gather
 from labctl.drive.places import JOIN_SERVICE, require_local_tensorflow
 from labctl.drive.plan import Request
+from labctl.drive.servers import read_server_and_start
 from labctl.drive.session import Session
-from labctl.drive.watch import read_server, with_startup
 from labctl.lab.model import Lab
 from labctl.remote.base import Executor
-from labctl.runs.record import ClockSample, NodeFacts, ServerState
+from labctl.runs.baseline import Baseline
+from labctl.runs.record import ClockSample, FailedCheck, NodeFacts, ServerState
 
 RESTART_S = 120.0
 # Checks of what a run without join servers does not use.
@@ -35,12 +36,18 @@ class Ready:
         clock: One measurement of each node's clock.
         servers: Join servers that take part.
         checks: How many checks said `ok` and how many were `skipped`.
+        failed_checks: Those that failed and do not stop the run.
+        baseline: What machines and network can do, None if it was not measured.
+        warnings: What a reader of the run should know.
     """
 
     nodes: tuple[NodeFacts, ...]
     clock: tuple[ClockSample, ...]
     servers: tuple[ServerState, ...]
     checks: dict[str, int]
+    failed_checks: tuple[FailedCheck, ...] = ()
+    baseline: Baseline | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def doctor_gate(
@@ -61,7 +68,8 @@ def prepare(session: Session, request: Request, opener: Opener, gate: Gate = doc
 
     Raises:
         LabBusyError: Another run is active.
-        LabctlError: A check failed; the error is that of the most telling one.
+        LabctlError: A check failed; the error is that of the most telling one. With `skip_checks` only for a
+            node that cannot be reached.
     """
     links, timeline, where = session.links, session.timeline, session.where
     if where.loopback:
@@ -78,20 +86,27 @@ def prepare(session: Session, request: Request, opener: Opener, gate: Gate = doc
         for link in links.all
     ]
     take_part = () if where.loopback or not request.peers else links.workers
-    servers_read = [link.submit(_server) for link in take_part]
+    servers_read = [link.submit(read_server_and_start) for link in take_part]
     with timeline.span("checks"):
         session.observer.stage("checking")
         results = _checked(session, request, opener, gate)
         looked = gather(looks)
         servers = gather(servers_read)
+    nodes = tuple(facts for facts, _ in looked)
+    measured, problems = _baseline(session, request, nodes)
+    failed = tuple(_failed(result) for result in results if result.status == "fail")
+    skipped = [f"started although check {each.name} failed on {each.node}" for each in failed]
     counts = {
         status: sum(result.status == status for result in results) for status in ("ok", "skipped")
     }
     return Ready(
-        nodes=tuple(facts for facts, _ in looked),
+        nodes=nodes,
         clock=tuple(sample for _, sample in looked),
         servers=tuple(servers),
         checks=counts,
+        failed_checks=failed,
+        baseline=measured,
+        warnings=(*skipped, *problems),
     )
 
 
@@ -108,8 +123,32 @@ def restart_servers(links: Links) -> None:
     gather([link.submit(restart) for link in links.workers])
 
 
-def _server(machine: Machine) -> ServerState:
-    return with_startup(machine, read_server(machine))
+def _failed(result: CheckResult) -> FailedCheck:
+    return FailedCheck(
+        result.name, result.node, result.found, result.expected or "", result.do or ""
+    )
+
+
+def _baseline(
+    session: Session, request: Request, nodes: Sequence[NodeFacts]
+) -> tuple[Baseline | None, tuple[str, ...]]:
+    """Return the lab's baseline, measured now if the run needs one, and what could not be measured just now."""
+    known = baseline.stored(session.lab, {each.name: each.boot_id for each in nodes})
+    needs_one = request.trace and request.peers and request.matpow is not None
+    if not needs_one or baseline.is_complete(known):
+        return known, ()
+    with session.timeline.span("baseline"):
+        try:
+            found = baseline.measure(
+                session.lab,
+                session.links,
+                session.clock,
+                again=False,
+                progress=session.observer.stage,
+            )
+        except OSError as error:
+            return known, (f"the baseline cannot be kept: {error}",)
+    return found, tuple(f"baseline of the {each}" for each in found.missing)
 
 
 def _checked(
@@ -124,6 +163,8 @@ def _checked(
     finally:
         for executor in executors.values():
             executor.close()
-    if any(result.status == "fail" for result in results):
+    failed = [result for result in results if result.status == "fail"]
+    out_of_reach = any(result.name == "ssh" for result in failed)
+    if failed and (out_of_reach or not request.parameters.skip_checks):
         raise to_error(results)
     return results

@@ -14,13 +14,14 @@ from typing import Any
 from labctl import __version__
 from labctl.drive import collect, push, start, stop
 from labctl.drive.follow import Follow, Followed
-from labctl.drive.links import Opener
+from labctl.drive.links import Machine, Opener
 from labctl.drive.outcome import Ending, judge
 from labctl.drive.places import RUN_UNIT
 from labctl.drive.plan import Request
 from labctl.drive.preflight import Gate, Ready, doctor_gate, prepare
+from labctl.drive.servers import read_own_server
 from labctl.drive.session import Session, Writer
-from labctl.drive.watch import ServerWatch, changes, read_server
+from labctl.drive.watch import ServerWatch, changes
 from labctl.errors import (
     ConnectionLostError,
     LabBusyError,
@@ -30,9 +31,17 @@ from labctl.errors import (
 )
 from labctl.lab.cluster import cluster_addresses
 from labctl.node import bundle, wire
-from labctl.runs import owner
+from labctl.runs import lab_files, owner
 from labctl.runs.events import read_events
-from labctl.runs.record import RUN_FILE, Failure, RemoteRun, RunRecord, UnitEnded, read_record
+from labctl.runs.record import (
+    RUN_FILE,
+    Failure,
+    RemoteRun,
+    RunRecord,
+    ServerState,
+    UnitEnded,
+    read_record,
+)
 from labctl.runs.store import Entry, owned
 from labctl.views.terminal import head_line
 
@@ -54,7 +63,8 @@ def run(session: Session, request: Request, opener: Opener, gate: Gate = doctor_
     session.observer.stage("checks", _checks_text(session, ready))
     folder = session.store.create_new(session.timeline.origin.unix_s)
     with owned(folder), _not_left_empty(session, folder):
-        writer = Writer(folder, _first_record(session, request, ready, folder.name))
+        first = _first_record(session, request, ready, folder.name)
+        writer = Writer(folder, first, list(ready.warnings))
         head = head_line(session.lab.name, request.parameters, writer.record.tasks, folder.name)
         session.observer.note(head)
         _start(session, request, writer)
@@ -99,7 +109,13 @@ def cancel(session: Session, entry: Entry) -> RunRecord | None:
 def _checks_text(session: Session, ready: Ready) -> str:
     connect_s = next(each.duration_s for each in session.timeline.spans if each.phase == "connect")
     skipped = ready.checks.get("skipped", 0)
-    parts = [f"{ready.checks.get('ok', 0)} ok" + (f", {skipped} skipped" if skipped else "")]
+    counts = [f"{ready.checks.get('ok', 0)} ok"]
+    if ready.failed_checks:
+        names = ", ".join(f"{each.name} on {each.node}" for each in ready.failed_checks)
+        counts.append(f"{len(ready.failed_checks)} failed ({names})")
+    if skipped:
+        counts.append(f"{skipped} skipped")
+    parts = [", ".join(counts)]
     parts.append(f"connected in {connect_s:.1f} s")
     return " · ".join(parts)
 
@@ -124,6 +140,9 @@ def _first_record(session: Session, request: Request, ready: Ready, run_id: str)
         checks=ready.checks,
         clock=ready.clock,
         servers_before=ready.servers,
+        failed_checks=ready.failed_checks,
+        baseline=ready.baseline,
+        lab_phases=lab_files.read_phases(lab.local_dir),
     )
 
 
@@ -180,8 +199,7 @@ def _push_and_start(session: Session, request: Request, writer: Writer) -> None:
         with session.timeline.span("start_servers"):
             session.observer.stage("starting join servers")
             start.start_servers(links, where, run_id, timeout_s)
-            states = [link.call(read_server) for link in links.workers]
-            writer.write(servers_before=tuple(states))
+            writer.write(servers_before=_own_servers(session, run_id))
     with session.timeline.span("start"):
         session.interrupts.run_id = run_id  # from here on something may be running there
         state = links.client.call(
@@ -194,6 +212,17 @@ def _push_and_start(session: Session, request: Request, writer: Writer) -> None:
         ),
         spans=tuple(session.timeline.spans),
     )
+
+
+def _own_servers(session: Session, run_id: str) -> tuple[ServerState, ...]:
+    """Return the join servers of a loopback run, which are ready."""
+    where = session.where
+
+    def look(machine: Machine) -> ServerState:
+        stdout = f"{where.join_directory(run_id, machine.node)}/{wire.STDOUT_FILE}"
+        return read_own_server(machine, stdout)
+
+    return tuple(link.call(look) for link in session.links.workers)
 
 
 @contextmanager

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-from labctl.drive.links import Links, Machine, NodeLink
-from labctl.drive.places import JOIN_SERVICE, join_unit
+from labctl.drive.links import Links, NodeLink
+from labctl.drive.servers import read_server
 from labctl.drive.timing import Clock
-from labctl.errors import ConnectionLostError, LabctlError, RemoteCommandError
-from labctl.lab.model import Node
-from labctl.node import wire
-from labctl.remote.journal import read_journal
-from labctl.runs.events import parse
+from labctl.errors import ConnectionLostError, LabctlError
 from labctl.runs.record import ServerState
 
 PERIOD_S = 5.0  # each look costs a worker some milliseconds of CPU, which a run may be measuring
-
-_LEAD_S = 1.0
-_FIRST_LINES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,42 +41,6 @@ class ServerChange:
             when = f" at {datetime.fromtimestamp(self.at_s, UTC).strftime('%H:%M:%S')} UTC"
         what = "restarted" if self.kind == "restarted" else "restarted with its node"
         return f"server on {self.node} {what}{when}"
-
-
-def unit_of(node: Node) -> str:
-    """Return the name of a node's join server unit."""
-    return join_unit(node) if node.ssh is None else JOIN_SERVICE
-
-
-def read_server(machine: Machine) -> ServerState:
-    """Return a node's join server as it is now."""
-    state = machine.units.state(unit_of(machine.node))
-    return ServerState(
-        node=machine.node.name,
-        active=state.active,
-        invocation_id=state.invocation_id,
-        started_at_s=state.started_at_s,
-        boot_id=state.boot_id,
-    )
-
-
-def with_startup(machine: Machine, state: ServerState) -> ServerState:
-    """Return a server's state with the time that its start took, if its journal still says so."""
-    if state.started_at_s is None:
-        return state
-    try:
-        page = read_journal(
-            machine.executor, JOIN_SERVICE, since_s=state.started_at_s - _LEAD_S, limit=_FIRST_LINES
-        )
-    except RemoteCommandError:
-        return state
-    began_s = None
-    for event in parse(line.message for line in page.lines):
-        if event.kind == wire.HELLO and (started_ns := event.whole("process_start_t")) is not None:
-            began_s = started_ns / 1e9
-        elif event.kind == wire.READY and began_s is not None:
-            return replace(state, startup_s=event.t_s - began_s)
-    return state
 
 
 def compare(before: ServerState, now: ServerState) -> ServerChange | None:

@@ -24,6 +24,7 @@ from labctl.drive.run import attach, cancel, run
 from labctl.drive.session import Session
 from labctl.drive.timing import Timeline
 from labctl.errors import (
+    HostUnreachableError,
     LabBusyError,
     PeerUnreachableError,
     RemoteCommandError,
@@ -36,8 +37,9 @@ from labctl.remote.clock import CLOCK_ARGV
 from labctl.remote.fake import Call, FakeExecutor, FakeUnits, Reply
 from labctl.remote.follow import DIGEST_SCRIPT
 from labctl.remote.units import UnitEnd, UnitSpec
+from labctl.runs import lab_files
 from labctl.runs.observer import Silent
-from labctl.runs.record import RunRecord
+from labctl.runs.record import FailedCheck, LabPhase, RunRecord
 from labctl.runs.store import RunStore
 
 PYTHON = "/opt/labctl/venv/bin/python"
@@ -95,8 +97,14 @@ class World:
     client: Callable[[World, str], None] | None = None
     journal: bytes = b""
     room: bytes = b"     Avail\n  99999999999\n"
+    process: bytes = b"1 (python) S 0 0 0 0 0 0 0 0 0 0 250 50 0 0\n100\n3000000000 500000000 7\n"
+    facts: dict[str, Any] = field(default_factory=dict)
+    iperf3: str = "iperf 3.12"
+    filtered: str | None = None
+    measured: list[tuple[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.home.mkdir(exist_ok=True)
         nodes = tuple(
             Node(name, index, f"10.0.0.{index + 2}", 2222, ssh=SshTarget(name))
             for index, name in enumerate(("tf0", "tf1"))
@@ -161,6 +169,15 @@ class World:
     def occupy(self) -> None:
         self.units.install(RUN_UNIT, description=f"labctl run {OTHER}")
 
+    def answers(self, name: str) -> dict[str, dict[str, Any]]:
+        """Return what a node says to the requests of a measurement."""
+        link = {"rtt_s": 1e-4, "bits_per_s": 8e9, "retransmits": 0, "error": self.filtered}
+        return {
+            "look": {"iperf3": self.iperf3, "cpus": [0], "boot_id": f"boot of {name}"},
+            "serve": {"error": None},
+            "link": link,
+        }
+
     def _started(self, spec: UnitSpec) -> None:
         # systemd's stamp: FakeUnits counts its starts instead.
         state = self.units.states[spec.name]
@@ -184,7 +201,27 @@ class World:
             machine.files[call.argv[-1]] = call.input
             return Reply()
 
+        def venv(call: Call) -> Reply:
+            if call.input:  # a probe
+                peak = {"error": None, "gflops": 50.0, "threads": 1, "library": "openblas"}
+                return Reply(json.dumps(peak).encode())
+            facts = {
+                "python": "3.11.2",
+                "tensorflow": "2.21.0",
+                "cpus": 1,
+                "boot_id": f"boot of {name}",
+                **self.facts,
+            }
+            return Reply(json.dumps(facts).encode())
+
+        def system(call: Call) -> Reply:
+            kind = json.loads(call.input)["request"]["kind"]
+            self.measured.append((name, kind))
+            return Reply(json.dumps(self.answers(name)[kind]).encode())
+
         def shell(call: Call) -> Reply:
+            if "schedstat" in call.argv[2]:
+                return Reply(self.process)
             if call.argv[2] == DIGEST_SCRIPT:
                 data = machine.files[call.argv[5]][: int(call.argv[4])]
                 return Reply(hashlib.sha256(data).hexdigest().encode() + b"  -\n")
@@ -202,7 +239,9 @@ class World:
         machine.on(("find",), Reply(b""))
         machine.on(("df",), lambda _: Reply(self.room))
         machine.on(("sh",), shell)
-        machine.on((PYTHON,), Reply(b'{"python": "3.11.2", "tensorflow": "2.21.0", "cpus": 1}'))
+        machine.on((PYTHON,), venv)
+        machine.on(("/usr/bin/python3",), system)
+        machine.on(("systemd-run",), system)
         machine.on(CLOCK_ARGV, lambda _: Reply(str(machine.clock_ns()).encode() + b"\n"))
         return machine
 
@@ -581,6 +620,112 @@ def test_what_a_servers_start_took_is_noted(world: World) -> None:
     world.client = good_client
     (server,) = world.run().servers_before
     assert server.startup_s == pytest.approx(8.5)
+
+
+def test_servers_are_looked_at_before_and_after_a_run_that_hangs(world: World) -> None:
+    def hang(world: World, directory: str) -> None:
+        endless_client(world, directory)
+        world.process = world.process.replace(b") S", b") T").replace(b" 250 50 ", b" 260 50 ")
+
+    world.client = hang
+    record = world.run(timeout_s=20.0)
+    assert record.outcome == "timeout"
+    (before,), (after,) = record.servers_before, record.servers_after
+    assert (before.process_state, before.cpu_s, before.wait_s) == ("S", 3.0, 0.5)
+    assert (after.process_state, after.cpu_s, after.wait_s) == ("T", 3.1, 0.5)
+
+
+def test_a_nodes_limit_load_and_proxies_are_kept(world: World) -> None:
+    def client(world: World, directory: str) -> None:
+        world.emit("hello", process_start_t=0, cpu_limit=0.25)
+        good_client(world, directory)
+
+    world.client = client
+    world.facts = {"cpu_limit": 0.5, "load_1min": 1.5, "proxies": ["http_proxy"]}
+    tf0, tf1 = world.run().nodes
+    assert (tf0.cpu_limit, tf1.cpu_limit) == (0.25, 0.5)
+    assert (tf1.load_1min, tf1.proxies) == (1.5, ("http_proxy",))
+
+
+def test_the_first_run_that_traces_measures_the_lab_and_later_ones_use_it(world: World) -> None:
+    world.client = good_client
+    first = world.run()
+    assert first.baseline is not None
+    assert {(each.source, each.target) for each in first.baseline.links} == {
+        ("tf0", "tf1"),
+        ("tf1", "tf0"),
+    }
+    assert [each.gflops for each in first.baseline.compute] == [50.0, 50.0]
+    assert first.warnings == ()
+    assert "baseline" in {span.phase for span in first.spans}
+    world.measured.clear()
+    second = world.run()
+    assert second.baseline == first.baseline
+    assert world.measured == []
+    assert "baseline" not in {span.phase for span in second.spans}
+
+
+@pytest.mark.parametrize("options", [{"trace": False}, {"placement": "one-process"}])
+def test_a_run_that_needs_no_baseline_measures_none(world: World, options: dict[str, Any]) -> None:
+    world.client = good_client
+    assert world.run(**options).baseline is None
+    assert world.measured == []
+
+
+def test_another_boot_makes_a_baseline_stale(world: World) -> None:
+    world.client = good_client
+    world.run()
+    world.facts = {"boot_id": "another"}
+    assert world.run(trace=False).baseline is None
+
+
+def test_what_cannot_be_measured_is_a_warning_once(world: World) -> None:
+    world.client = good_client
+    world.filtered = "timed out"
+    record = world.run()
+    assert record.outcome == "ok"
+    assert record.baseline is not None
+    assert record.baseline.links == ()
+    assert len(record.baseline.compute) == 2
+    assert len(record.warnings) == 2
+    assert all("network" in each and "timed out" in each for each in record.warnings)
+    assert world.run().warnings == ()
+
+
+def test_a_lab_without_iperf3_says_what_installs_it(world: World) -> None:
+    world.client = good_client
+    world.iperf3 = ""
+    record = world.run()
+    assert any("labctl provision" in each and "tf1" in each for each in record.warnings)
+    assert {kind for _, kind in world.measured} == {"look"}
+
+
+def test_checks_that_fail_are_kept_when_they_are_skipped(world: World) -> None:
+    world.client = good_client
+    error = PeerUnreachableError("10.0.0.3:2222 refused")
+    port = CheckResult("port", "tf1", "fail", "refused", "answers", "start it", error)
+    world.results = [CheckResult("ssh", "tf0", "ok", "answers"), port]
+    record = world.run(skip_checks=True)
+    assert record.outcome == "ok"
+    assert record.failed_checks == (FailedCheck("port", "tf1", "refused", "answers", "start it"),)
+    assert record.checks["ok"] == 1
+    assert any("port" in each and "tf1" in each for each in record.warnings)
+    assert record.parameters.skip_checks
+
+
+def test_a_host_out_of_reach_stops_the_run_whatever_is_skipped(world: World) -> None:
+    error = HostUnreachableError("tf1 does not answer")
+    world.results = [CheckResult("ssh", "tf1", "fail", "no answer", "one", "start it", error)]
+    with pytest.raises(HostUnreachableError, match="does not answer"):
+        world.run(skip_checks=True)
+    assert world.store.entries() == []
+
+
+def test_how_the_lab_was_made_goes_into_the_record(world: World) -> None:
+    phases = (LabPhase("boot", "tf0", "up", 5.0, 8.0),)
+    lab_files.add_phases(world.home, "up", phases, ("tf0", "tf1"))
+    world.client = good_client
+    assert world.run().lab_phases == phases
 
 
 def test_cancel_ends_a_run_that_nobody_follows(world: World) -> None:
