@@ -9,6 +9,9 @@ import typer
 from labctl.cli.options import DebugOption, JsonOption, LabOption
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from labctl.analysis.causes.model import Verdict
     from labctl.runs.store import Entry
 
 
@@ -20,6 +23,25 @@ def why(
             metavar="[RUN]", help="Run id, unique prefix, `last`, or a record's directory."
         ),
     ] = "last",
+    prove: Annotated[
+        bool,
+        typer.Option(
+            "--prove",
+            help="Run the pairs of settings that confirm or refute each found cause, and keep what they say.",
+        ),
+    ] = False,
+    causes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cause",
+            metavar="ID",
+            help="With --prove: this cause, whatever its verdict; may be repeated.",
+        ),
+    ] = None,
+    repeat: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="With --prove: runs of each setting. [default: 3]"),
+    ] = None,
     lab: LabOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,  # noqa: ARG001 acts in its callback
@@ -27,18 +49,55 @@ def why(
     """Say why a run was slow, failed or hung: each cause with its evidence, its price and its remedy."""
     from labctl.analysis.causes.rules import judge_all
     from labctl.analysis.explain import explain
-    from labctl.console import out, out_json
+    from labctl.console import out, out_json, say
+    from labctl.drive.prove import read_proofs, with_proofs
+    from labctl.errors import UsageError
     from labctl.runs.data import load
     from labctl.views.why import why_lines, why_object
 
+    if not prove and (causes or repeat is not None):
+        raise UsageError(f"{'--cause' if causes else '--repeat'} is given without --prove")
     entry = find_record(lab, run)
     explained = explain(load(entry.path, entry.readable()))
     verdicts = judge_all(explained)
+    if prove:
+        _prove(entry, verdicts, causes or (), repeat)
+    proofs, problem = read_proofs(entry.path.parent.parent, entry.run_id)
+    if problem:
+        say(problem)
+    verdicts = with_proofs(verdicts, proofs)
     if json:
         out_json(why_object(verdicts))
     else:
         out("\n".join(why_lines(explained, verdicts, state=entry.state, name=run)))
     return 0
+
+
+def _prove(
+    entry: Entry, verdicts: Sequence[Verdict], causes: Sequence[str], repeat: int | None
+) -> None:
+    """Run the pairs of a run on its own lab and say what came of each."""
+    from labctl.console import say
+    from labctl.drive.prove import LEAST_REPEATS
+    from labctl.drive.prove import prove as do_prove
+    from labctl.lab.home import Home
+    from labctl.views.progress import make_progress
+    from labctl.views.prove import prove_lines
+
+    progress = make_progress(show_output=False)
+    try:
+        tried = do_prove(
+            Home.find(),
+            entry.readable().lab,
+            entry,
+            verdicts,
+            causes=causes,
+            repeats=LEAST_REPEATS if repeat is None else repeat,
+            observer=progress,
+        )
+    finally:
+        progress.close()
+    say("\n".join(prove_lines(tried)))
 
 
 def find_record(lab: str | None, run: str) -> Entry:
