@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from labctl.analysis.intervals import covered_s, merge, pieces
 from labctl.analysis.model import Edge, OpRun, SplitRow, StepSplit, StepTrace
@@ -49,9 +49,6 @@ class _Op:
 
 def split_step(trace: StepTrace, warm_median_ms: float | None) -> StepSplit | None:
     """Return a warm step in parts, in the proportions of a traced one.
-
-    What tracing adds is taken from `dispatch` and `fetch` first, where the profiler starts and ends; the rest is
-    scaled evenly.
 
     Args:
         trace: The traced step.
@@ -99,24 +96,14 @@ def task_parts(trace: StepTrace, task: int, *, client: bool) -> dict[str, float]
 
 
 def _scaled(parts: dict[Part, float], total_s: float) -> tuple[SplitRow, ...]:
-    traced_s = math.fsum(parts.values())
-    ends_s = math.fsum(seconds for part, seconds in parts.items() if part[0] in {DISPATCH, FETCH})
-    extra_s = min(max(0.0, traced_s - total_s), ends_s / 2)
-    ends_scale = (ends_s - extra_s) / ends_s if ends_s > 0 else 1.0
-    scale = total_s / (traced_s - extra_s)
+    scale = total_s / math.fsum(parts.values())
     rows = [
-        SplitRow(
-            what, task, source, seconds * scale * (ends_scale if what in {DISPATCH, FETCH} else 1.0)
-        )
+        SplitRow(what, task, source, seconds * scale)
         for (what, task, source), seconds in parts.items()
-        if seconds > 0
     ]
-    if not rows:
-        return (SplitRow(OTHER, None, None, total_s),)
     largest = max(range(len(rows)), key=lambda index: rows[index].seconds)
     rest_s = math.fsum(row.seconds for index, row in enumerate(rows) if index != largest)
-    row = rows[largest]
-    rows[largest] = SplitRow(row.what, row.task, row.source, total_s - rest_s)
+    rows[largest] = replace(rows[largest], seconds=total_s - rest_s)
     return tuple(rows)
 
 

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from labctl.analysis.explain import explain
-from labctl.analysis.ledger import Ledger
-from labctl.analysis.steps import StepStats
 from labctl.console import safe_text
 from labctl.lab.model import LOOPBACK
 from labctl.node import wire
 from labctl.runs.data import load
 from labctl.runs.events import Event
 from labctl.runs.record import LOGS_DIR, Parameters, RunRecord
-from labctl.runs.store import Entry
+from labctl.runs.store import LAST, Entry, is_run_id
 from labctl.views.run_object import result_of
+from labctl.views.step_lines import edge_lines, split_lines, step_lines
+from labctl.views.waterfall import ledger_lines, node_lines
 
-_BAR = 32
+_SERVERS = 3
+_PROBLEMS = 3
 _OUTPUT_LINES = 10
 _OUTPUT_BYTES = 4096
-_SHORT = 0.005  # phases below this part of the wall time share one row
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -65,9 +64,16 @@ def run_lines(entry: Entry) -> list[str]:
     if record.parameters.experiment == "script":
         lines += _output_lines(entry, record)
     if record.wall_s is not None:
-        lines += ["", *_ledger_lines(explained.ledger, record), ""]
-    if explained.steps:
-        lines += _step_lines(explained.stats, result_of(events))
+        lines += ["", f"  where {record.wall_s:.1f} s went"]
+        lines += [*ledger_lines(explained.ledger), *_server_lines(record)]
+        lines += ["", *node_lines(explained.nodes), ""]
+    step = [*split_lines(explained), *edge_lines(explained)]
+    lines += [*step, ""] if step else []
+    lines += step_lines(explained)
+    problems = [f"note    {safe_text(text)}" for text in explained.problems]
+    lines += problems[:_PROBLEMS]
+    if len(problems) > _PROBLEMS:
+        lines.append(f"note    and {len(problems) - _PROBLEMS} more")
     lines += [f"warning {safe_text(text)}" for text in record.warnings]
     lines.append(_next_line(entry, record))
     return lines
@@ -115,80 +121,33 @@ def _output_lines(entry: Entry, record: RunRecord) -> list[str]:
     return ["", head, *(f"    {safe_text(line)}" for line in shown)]
 
 
-@dataclass(slots=True)
-class _Row:
-    label: str
-    node: str
-    duration_s: float
-    pieces: list[tuple[float, float]]
-
-
-def _ledger_lines(ledger: Ledger, record: RunRecord) -> list[str]:
-    rows: list[_Row] = []
-    short = _Row("shorter phases", "", 0.0, [])
-    for each in ledger.rows:
-        piece = (each.start_s, each.duration_s)
-        same = next((row for row in rows if (row.label, row.node) == (each.phase, each.node)), None)
-        if each.duration_s < _SHORT * ledger.wall_s and same is None:
-            same = short
-        if same is None:
-            same = _Row(each.phase, each.node, 0.0, [])
-            rows.append(same)
-        same.duration_s += each.duration_s
-        same.pieces.append(piece)
-    rows += [short] if short.pieces else []
-    rows.append(_Row("unexplained", "", ledger.unexplained_s, []))
-    wide = max(len(f"{row.label}  {row.node}") for row in rows)
-    lines = [f"  where {ledger.wall_s:.1f} s went"]
-    lines += [
-        f"  {row.label.replace('_', ' '):<{wide - len(row.node)}}{row.node}  {row.duration_s:6.2f} s  "
-        f"{_bar(row.pieces, ledger.wall_s)}".rstrip()
-        for row in rows
-    ]
+def _server_lines(record: RunRecord) -> list[str]:
+    """Return since when the join servers run; those of the loopback lab were started by the run itself."""
+    lines = []
     for server in record.servers_before:
-        # Those of the loopback lab were started by the run: that is one of its rows.
         if server.started_at_s is not None and record.provider != LOOPBACK:
             since = datetime.fromtimestamp(server.started_at_s, UTC).strftime("%H:%M:%S")
             took = "" if server.startup_s is None else f" and took {server.startup_s:.1f} s"
             lines.append(
                 f"  join server on {server.node} started at {since} UTC{took}, not in this sum"
             )
-    return lines
-
-
-def _bar(pieces: Sequence[tuple[float, float]], wall_s: float) -> str:
-    cells = [" "] * _BAR
-    for start_s, duration_s in pieces:
-        first = min(_BAR - 1, int(start_s / wall_s * _BAR))
-        last = min(_BAR - 1, int((start_s + duration_s) / wall_s * _BAR))
-        if duration_s / wall_s * _BAR < 0.5:
-            cells[first] = "▏" if cells[first] == " " else cells[first]
-            continue
-        for cell in range(first, max(first + 1, last)):
-            cells[cell] = "▇"
-    return "".join(cells)
-
-
-def _step_lines(stats: StepStats, result: Event | None) -> list[str]:
-    parts = []
-    if stats.cold_ms is not None:
-        parts.append(f"cold {stats.cold_ms:.0f} ms")
-    if stats.warm_median_ms is not None and stats.warm_p95_ms is not None:
-        warm = f"warm median {stats.warm_median_ms:.0f} ms  p95 {stats.warm_p95_ms:.0f} ms"
-        parts.append(f"{warm}  ({stats.n})")
-    lines = ["  step      " + "    ".join(parts)]
-    section_us = result.number("section_us") if result is not None else None
-    end_to_end_us = result.number("end_to_end_us") if result is not None else None
-    if section_us is not None and end_to_end_us is not None:
-        stopwatch = f"{end_to_end_us:,.0f} µs".replace(",", " ")
-        lines.append(f"  question  section {section_us / 1e3:.0f} ms    stopwatch {stopwatch}")
+    if len(lines) > _SERVERS:
+        return [*lines[:_SERVERS], f"  and {len(lines) - _SERVERS} more join servers"]
     return lines
 
 
 def _next_line(entry: Entry, record: RunRecord) -> str:
     if record.open:
         return f"next: labctl attach {entry.run_id} · labctl cancel {entry.run_id}"
-    return "next: labctl logs last · labctl runs show last · labctl runs list"
+    run = entry.run_id if _is_older(entry) else LAST
+    return f"next: labctl why {run} · labctl report {run} · labctl trace {run}"
+
+
+def _is_older(entry: Entry) -> bool:
+    """Return whether there is a later run beside it."""
+    return any(
+        is_run_id(each.name) and each.name > entry.run_id for each in entry.path.parent.iterdir()
+    )
 
 
 def runs_table(entries: Sequence[Entry]) -> list[str]:
