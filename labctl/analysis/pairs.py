@@ -98,6 +98,23 @@ class Pair:
         return f"{setting_text(self.first)} against {setting_text(self.second)}"
 
 
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A cause that `--prove` was asked about.
+
+    Attributes:
+        cause: Its id.
+        claimed_s: What the rule says that it costs, None if it does not.
+        proof: What its pair said; None if it has none, or nothing came of it.
+        why_not: Why there is no proof, "" if there is one.
+    """
+
+    cause: str
+    claimed_s: float | None
+    proof: Proof | None
+    why_not: str = ""
+
+
 def setting_text(changes: Changes) -> str:
     """Return changes as options of `labctl run`."""
     return " ".join(f"{_FLAGS[name]} {value}" for name, value in changes) or "as recorded"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from labctl.analysis.causes.model import Proof, Verdict
 from labctl.analysis.compare import Measured, facts_of
-from labctl.analysis.pairs import Changes, Pair, pair_for, setting_text, weigh
+from labctl.analysis.pairs import Changes, Pair, Tried, pair_for, setting_text, weigh
 from labctl.drive.batch import Variant, run_batch
 from labctl.drive.compare import measured
 from labctl.drive.plan import RunOptions
@@ -35,23 +35,6 @@ _MOST_STEPS = 100
 _TIMEOUT_S = 120.0
 # Facts that make the lab another one than the run's; a boot or labctl's own version do not.
 _OF_MACHINE = ("tensorflow on", "python on", "numpy on", "kernel on", "CPU")
-
-
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """A cause that `--prove` was asked about.
-
-    Attributes:
-        cause: Its id.
-        claimed_s: What the rule says that it costs, None if it does not.
-        proof: What its pair said; None if it has none, or nothing came of it.
-        why_not: Why there is no proof, "" if there is one.
-    """
-
-    cause: str
-    claimed_s: float | None
-    proof: Proof | None
-    why_not: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from labctl.analysis.causes.common import time_text
 from labctl.console import safe_text
 
 if TYPE_CHECKING:
-    from labctl.drive.prove import Tried
+    from labctl.analysis.pairs import Tried
 
 
 def prove_lines(tried: Sequence[Tried]) -> list[str]:
@@ -24,13 +24,11 @@ def _lines(each: Tried) -> list[str]:
     if each.proof is None:
         return [f"{head}not tried, {each.why_not}"]
     proof = each.proof
-    claimed = (
-        "the rule names no price"
-        if each.claimed_s is None
-        else f"the rule says {time_text(each.claimed_s)}"
-    )
+    interval = f"{time_text(proof.low_s)} to {time_text(proof.high_s)}, 95 %"
+    claimed = "the rule names no price"
+    if each.claimed_s is not None:
+        claimed = f"the rule says {time_text(each.claimed_s)}"
     return [
-        f"{head}{proof.outcome}; {time_text(proof.seconds)} measured "
-        f"({time_text(proof.low_s)} to {time_text(proof.high_s)}, 95 %), {claimed}",
+        f"{head}{proof.outcome}; {time_text(proof.seconds)} measured ({interval}), {claimed}",
         f"          {proof.pair}, {len(proof.runs)} runs",
     ]
