@@ -39,13 +39,22 @@ class Use:
 
     @property
     def lost(self) -> float:
-        """Part of its time at work in which it had no CPU, 0 to 1."""
+        """Part of its threads' time at work in which they had no CPU, 0 to 1."""
         return self.wait_s / (self.cpu_s + self.wait_s)
 
     @property
     def others_s(self) -> float | None:
         """Time that its CPUs worked for somebody else, seconds."""
         return None if self.busy_s is None else max(0.0, self.busy_s - self.cpu_s)
+
+    @property
+    def taken(self) -> float | None:
+        """Part of its CPUs' time that went to other processes and other machines, 0 to 1; None if unknown."""
+        if self.others_s is None or self.busy_s is None or self.idle_s is None:
+            return None
+        steal_s = self.steal_s or 0.0
+        whole_s = self.busy_s + self.idle_s + steal_s
+        return (self.others_s + steal_s) / whole_s if whole_s > 0 else None
 
 
 def uses(run: Explained) -> dict[int, Use]:
