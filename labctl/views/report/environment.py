@@ -185,4 +185,6 @@ def _server(say: str, before: ServerState | None, after: ServerState | None) -> 
         if before is None or after is None:
             return NOT_MEASURED
         return "yes" if before.invocation_id == after.invocation_id else "no: it restarted"
-    return NOT_MEASURED if one.inter_op is None else str(one.inter_op)
+    if one.inter_op is None:
+        return NOT_MEASURED if one.spec_sha256 is None else "TensorFlow's default"
+    return str(one.inter_op)

@@ -139,7 +139,10 @@ class Chart:
 
     def ticks(self) -> list[tuple[float, str]]:
         """Return places on the axis in percent with their labels."""
-        return [(self.place(value), text) for value, text in ticks(self.begin, self.end)]
+        return [
+            (self.place(value), f"{text} {self.unit}")
+            for value, text in ticks(self.begin, self.end)
+        ]
 
 
 def chart(
@@ -170,13 +173,15 @@ def chart(
     return Chart(name, title, unit, begin, max(last, begin + 1e-9), tuple(lanes), legend)
 
 
-def kind_of(phase: str) -> str:
-    """Return the kind of a ledger's row."""
+def kind_of(phase: str, source: str) -> str:
+    """Return the kind of a ledger's row; a phase that is not known by name has that of its source."""
     own = phase.removeprefix(f"{SERVER} ")
     if own in _KINDS:
         return _KINDS[own]
     part = phase.removeprefix(f"{WARM} ")
-    return "own" if part == phase else _WARM_KINDS.get(part.split(" ")[0], "warm")
+    if part == phase:
+        return "own" if source in {"labctl", "systemd"} else "build"
+    return _WARM_KINDS.get(part.split(" ")[0], "warm")
 
 
 def ticks(begin: float, end: float, most: int = 8) -> list[tuple[float, str]]:

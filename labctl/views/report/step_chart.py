@@ -138,7 +138,7 @@ def step_chart(steps: Sequence[Step], stats: StepStats) -> StepChart | None:
         cut=cut,
         median_top=None if stats.warm_median_ms is None else top(stats.warm_median_ms),
         p95_top=None if stats.warm_p95_ms is None else top(stats.warm_p95_ms),
-        rows=tuple((top(value), text) for value, text in ticks(0.0, top_ms, 5)),
+        rows=tuple((top(value), text) for value, text in ticks(0.0, top_ms, 6)),
         places=tuple(
             (left(value), text)
             for value, text in ticks(float(first), float(max(last, first + 1)), 8)

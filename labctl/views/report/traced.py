@@ -63,8 +63,8 @@ def trace_chart(trace: StepTrace) -> Chart | None:
         edges = [edge for edge in trace.edges if edge.target == task.task]
         if edges:
             bars, rows = _edge_bars(edges, task.node)
-            lanes.append(Lane(f"to task:{task.task}", "tensors received", bars, rows))
-    return chart("trace", f"Traced step {trace.index}", "ms", lanes, end_ms, OP_NAMES)
+            lanes.append(Lane(f"to task:{task.task}", "received", bars, rows))
+    return chart("trace", "Traced step", "ms", lanes, end_ms, OP_NAMES)
 
 
 def split_parts(split: StepSplit) -> list[SplitPart]:
@@ -104,7 +104,7 @@ def _client_lane(trace: StepTrace) -> Lane:
         for name, start_s, length_s in parts
         if length_s > 0
     )
-    return Lane("client", "outside of the graph", bars)
+    return Lane("client", "session.run", bars)
 
 
 def _op_bars(ops: Sequence[OpRun], node: str, end_ms: float) -> tuple[tuple[Bar, ...], int]:

@@ -122,7 +122,8 @@ def _table(
     name: str, title: str, rows: Iterable[Span], wall_s: float, unexplained_s: float
 ) -> LedgerTable:
     listed = tuple(
-        LedgerRow(row, kind_of(row.phase), percent(row.duration_s, wall_s)) for row in rows
+        LedgerRow(row, kind_of(row.phase, row.source), percent(row.duration_s, wall_s))
+        for row in rows
     )
     total_s = sum(row.span.duration_s for row in listed)
     share = percent(unexplained_s, wall_s)
@@ -131,7 +132,7 @@ def _table(
 
 def _detail(name: str, record: RunRecord) -> str:
     if name == RUN:
-        return "adds up to the wall time"
+        return "the ledger"
     if name == "labctl":
         return "this machine"
     return next((f"task:{node.task}" for node in record.nodes if node.name == name), "")

@@ -92,7 +92,7 @@
       chart.querySelector(".ticks").replaceChildren(...marks.map(([value, label]) => {
         const text = element("text", { x: place(value), y: 11 });
         if ((value - begin) / span > 0.97) text.setAttribute("class", "last");
-        text.textContent = label;
+        text.textContent = `${label} ${chart.dataset.unit}`;
         return text;
       }));
       for (const track of tracks) {
