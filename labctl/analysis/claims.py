@@ -161,8 +161,8 @@ def memory_latency(runs: Runs) -> Claim:
         "Registers spill, each access to global memory costs some 600 clocks, and nothing hides it.",
         "needs-gpu",
         "No GPU took part. By the answer's own table even the simplest kernel, with the warps that a GPU keeps "
-        f"resident, needs {1e3 * count * bound.resident_s:.0f} ms for the {count} products of one machine; one warp "
-        f"alone on each SM, waiting for every load in turn, comes to {count * bound.alone_s:.0f} s.",
+        f"resident, needs {1e3 * count * bound.resident_s:.0f} ms for the {count} products of one machine; one "
+        f"warp alone on each SM, waiting for every load in turn, comes to {count * bound.alone_s:.0f} s.",
         kept(
             own,
             Number(f"{k80.title}, naive kernel, {bound.resident_warps} warps an SM, by the table",
