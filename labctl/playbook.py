@@ -85,6 +85,7 @@ class PlaybookOutcome:
         rc: ansible-playbook's exit status.
         wall_s: Seconds on the monotonic clock.
         roles: In the order of their first task.
+        stretches: The same in pieces: tasks of one role without a break, in the order of time; none overlap.
         hosts: Recap by host.
         failures: In the order of occurrence; rescued and ignored ones are not among them.
         log: File with Ansible's whole output, mode 0600.
@@ -94,6 +95,7 @@ class PlaybookOutcome:
     rc: int
     wall_s: float
     roles: tuple[RoleTime, ...]
+    stretches: tuple[RoleTime, ...]
     hosts: Mapping[str, HostStats]
     failures: tuple[TaskFailure, ...]
     log: Path
@@ -217,6 +219,7 @@ def run_playbook(
         rc=rc,
         wall_s=wall_s,
         roles=timeline.roles(wall_s),
+        stretches=timeline.stretches(wall_s),
         hosts=timeline.hosts,
         failures=tuple(timeline.failures),
         log=log,
@@ -266,6 +269,17 @@ class _Timeline:
             first.setdefault(role, at)
             total[role] = total.get(role, 0.0) + until - at
         return tuple(RoleTime(role, first[role], total[role]) for role in first)
+
+    def stretches(self, end_s: float) -> tuple[RoleTime, ...]:
+        begun = [
+            (at, role)
+            for number, (at, role) in enumerate(self.starts)
+            if number == 0 or self.starts[number - 1][1] != role
+        ]
+        ends = [*(at for at, _ in begun), end_s][1:]
+        return tuple(
+            RoleTime(role, at, until - at) for (at, role), until in zip(begun, ends, strict=True)
+        )
 
 
 def _message(result: Mapping[str, Any]) -> str:

@@ -34,11 +34,14 @@ def up(
     """Make a lab's machines, keys and inventory, or heal a lab that stands."""
     from labctl.lab.home import Home
     from labctl.providers import choose
+    from labctl.runs import lab_files
 
     home = Home.find()
     name = choose.lab_to_make(home, lab)
     options = choose.machine_options(nodes, release, memory, cpus_per_node)
     status = choose.provider(home, provider).up(name, options, console.say)
+    nodes_now = [each.name for each in status.machines]
+    lab_files.add_phases(home.make_local_dir(name), "up", status.phases, nodes_now)
     target = home.inventory(name)
     if json:
         console.out_json(choose.up_dict(home, name, provider, status))

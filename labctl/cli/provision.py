@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,9 +12,11 @@ from labctl.cli.options import DebugOption, JsonOption, LabOption
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from labctl.errors import PlaybookError
     from labctl.playbook import PlaybookOutcome
+    from labctl.runs.record import LabPhase
 
 
 def provision(
@@ -33,6 +36,7 @@ def provision(
     from labctl.lab.home import Home
     from labctl.lab.model import LOOPBACK
     from labctl.playbook import load_lab, run_playbook
+    from labctl.runs import lab_files
 
     home = Home.find()
     name = home.choose(lab)
@@ -43,6 +47,7 @@ def provision(
         )
     model = load_lab(home, name)
     console = stderr_console()
+    started_unix_s = time.time()
     console.print(f"lab {name} · {len(model.nodes)} nodes · provision.yml")
     with console.status("starting ansible-playbook") as status:
         role = ""
@@ -68,7 +73,33 @@ def provision(
         _print(outcome)
     if outcome.rc != 0:
         raise _error(outcome)
+    if not {"--check", "-C"} & set(ansible_args or ()):
+        folder = home.make_local_dir(name)
+        phases = _phases(outcome, started_unix_s, home.content / "roles")
+        lab_files.add_phases(folder, "provision", phases, [node.name for node in model.nodes])
+        lab_files.forget_baseline(folder)  # the rules of the network may be others now
     return 0
+
+
+def _phases(outcome: PlaybookOutcome, started_unix_s: float, roles: Path) -> list[LabPhase]:
+    """Return what a playbook's time went to: its start, then roles, and plays for tasks outside roles."""
+    from labctl.runs.record import LabPhase
+
+    def phase(name: str, start_s: float, duration_s: float) -> LabPhase:
+        return LabPhase(name, "", "provision", started_unix_s + start_s, duration_s)
+
+    first_s = outcome.stretches[0].start_s if outcome.stretches else outcome.wall_s
+    return [
+        phase("ansible-playbook", 0.0, first_s),
+        *(
+            phase(
+                f"role {each.role}" if (roles / each.role).is_dir() else f"play {each.role}",
+                each.start_s,
+                each.duration_s,
+            )
+            for each in outcome.stretches
+        ),
+    ]
 
 
 def _as_json(outcome: PlaybookOutcome) -> dict[str, object]:

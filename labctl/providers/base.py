@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from labctl.runs.record import LabPhase
+
 Report = Callable[[str], None]
 """Takes one line about progress, meant for the user."""
 
@@ -51,10 +53,12 @@ class LabStatus:
     Attributes:
         machines: In task order; empty when none was ever made or all are gone.
         cost: What the lab has cost so far, USD.
+        phases: What `up` just did for it; () where it found all done.
     """
 
     machines: tuple[MachineStatus, ...]
     cost: float = 0.0
+    phases: tuple[LabPhase, ...] = ()
 
     @property
     def state(self) -> State:

@@ -142,6 +142,10 @@ def up_dict(home: Home, lab: str, provider_name: str, status: LabStatus) -> dict
             {"name": each.name, "address": each.address, "running": each.running}
             for each in status.machines
         ],
+        "phases": [
+            {"phase": each.phase, "node": each.node, "duration_s": each.duration_s}
+            for each in status.phases
+        ],
     }
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from ipaddress import IPv4Network
 from pathlib import Path
 
 from labctl.errors import ConfigError, DeadlineError
@@ -23,10 +24,22 @@ from labctl.providers.identity import HOST_LOCK, LabIdentity, node_index, node_n
 from labctl.providers.image import ADMIN, DEFAULT_RELEASE, ensure_image, host_recipe
 from labctl.providers.lock import hold
 from labctl.providers.machine import MachineSpec
+from labctl.providers.phases import PhaseLog
+from labctl.runs.record import LabPhase
 
 DEFAULT_NODES = 2
 READY_TIMEOUT_S = 120.0  # eight machines booting on two cores take a fraction of it
 _ANSWER_TIMEOUT_S = 20.0  # a machine that ran before and is mute for so long is started anew
+# Waits for the end of the boot, then tells when that was on the monotonic clock.
+_ASK_READY = [
+    "systemctl",
+    "is-system-running",
+    "--wait;",
+    "systemctl",
+    "show",
+    "--property=FinishTimestampMonotonic",
+    "--value",
+]
 _SLICE_S = 3.0  # of waiting in one ssh; between two the machine's process is looked at
 
 
@@ -91,15 +104,19 @@ class RehearsalProvider:
         umask = os.umask(0o022)  # machines have users of their own; what is private is made so
         try:
             with hold(identity.lock_file, f"labctl up for lab {lab}"):
-                self._build(identity, resolver, options, report)
+                phases = self._build(identity, resolver, options, report)
         finally:
             os.umask(umask)
-        return self.status(lab)
+        return replace(self.status(lab), phases=phases)
 
     def _build(
         self, identity: LabIdentity, resolver: str, options: MachineOptions, report: Report
-    ) -> None:
-        """Make or heal a lab; where a new one fails before a machine was started, nothing of it stays."""
+    ) -> tuple[LabPhase, ...]:
+        """Make or heal a lab; where a new one fails before a machine was started, nothing of it stays.
+
+        Returns:
+            What it took.
+        """
         is_new = not self.owns(identity.lab)
         made = self._home.prepare(identity.lab)
         build = _Build(identity, self._home, resolver, report)
@@ -118,6 +135,7 @@ class RehearsalProvider:
                     f"labctl down --lab {identity.lab} removes it"
                 )
             raise
+        return build.log.phases()
 
 
 class _Build:
@@ -138,7 +156,9 @@ class _Build:
         self._cgroup = LabCgroup(identity.cgroup)
         self._given_up = threading.Event()
         self._memory_before: int | None = None
+        self._booted_s: dict[str, float] = {}
         self.has_started = False
+        self.log = PhaseLog()
 
     def run(self, options: MachineOptions) -> None:
         identity = self._identity
@@ -185,17 +205,22 @@ class _Build:
             identity.uv_cache.mkdir(mode=0o755, parents=True, exist_ok=True)
             identity.machines.mkdir(mode=0o700, exist_ok=True)
             had_bridge = network.has_bridge(identity.bridge)
-            network.ensure_bridge(identity.bridge, subnet)
-            network.ensure_nat(identity.nft_table, identity.bridge, subnet)
-            network.ensure_forwarding()
-            for chain in network.ensure_filter(identity.bridge):
-                self._report(
-                    f"network: this host's {chain} drops forwarded packets; the lab's are accepted"
-                )
-            for note in network.other_filters(identity.bridge):
-                self._report(f"network: {note}")
+            with self.log.timed("network", counts=not had_bridge):
+                self._make_network(subnet)
             machine.ensure_nspawn_dir()
         return wanted, before is not None and (before.subnet != subnet or not had_bridge)
+
+    def _make_network(self, subnet: IPv4Network) -> None:
+        identity = self._identity
+        network.ensure_bridge(identity.bridge, subnet)
+        network.ensure_nat(identity.nft_table, identity.bridge, subnet)
+        network.ensure_forwarding()
+        for chain in network.ensure_filter(identity.bridge):
+            self._report(
+                f"network: this host's {chain} drops forwarded packets; the lab's are accepted"
+            )
+        for note in network.other_filters(identity.bridge):
+            self._report(f"network: {note}")
 
     def _decide(self, before: state.LabState | None, options: MachineOptions) -> state.LabState:
         lab, images = self._identity.lab, self._identity.images
@@ -209,7 +234,11 @@ class _Build:
         if before is not None and (images / before.image).is_dir():
             image = before.image
         else:
+            there = {each.name for each in images.glob("*")}
+            started = time.monotonic()
             image = ensure_image(images, host_recipe(release), self._report).name
+            if image not in there:
+                self.log.add("image", "", started, time.monotonic())
         return state.LabState(
             lab=lab,
             root=str(self._home.root),
@@ -232,9 +261,10 @@ class _Build:
 
     def _prepare(self, spec: MachineSpec, public_key: str) -> None:
         paths = self._identity.paths(spec.node)
-        paths.base.mkdir(mode=0o700, exist_ok=True)
-        rootfs.mount_root(self._identity, spec)
-        rootfs.fill_root(paths, spec, public_key, self._resolver)
+        with self.log.timed("make", spec.node, counts=not paths.base.is_dir()):
+            paths.base.mkdir(mode=0o700, exist_ok=True)
+            rootfs.mount_root(self._identity, spec)
+            rootfs.fill_root(paths, spec, public_key, self._resolver)
 
     def _bring_up(self, spec: MachineSpec, folder: Path) -> None:
         """Return once a machine takes logins: at once, or after it was started (anew).
@@ -266,16 +296,19 @@ class _Build:
         problem = self._wait_ready(spec, folder, lambda: daemon.alive, READY_TIMEOUT_S)
         if problem is not None:
             raise machine.failed_to_start(identity, node, problem)
+        ready = time.monotonic()
+        # Until its systemd had started all, then until a login saw that; the machine has this host's clock.
+        booted = min(max(started, self._booted_s.get(node, ready)), ready)
+        self.log.add("boot", node, started, booted)
+        self.log.add("ssh", node, booted, ready)
         cpus = ",".join(map(str, spec.cpus))
-        took = time.monotonic() - started
-        self._report(f"{node}: {spec.address}, CPU {cpus}, up in {took:.1f} s")
+        self._report(f"{node}: {spec.address}, CPU {cpus}, up in {ready - started:.1f} s")
 
     def _wait_ready(
         self, spec: MachineSpec, folder: Path, alive: Callable[[], bool], timeout_s: float
     ) -> str | None:
         """Wait until a machine's systemd has started all; returns what is wrong instead, None for nothing."""
-        ask = ["systemctl", "is-system-running", "--wait"]
-        argv = keys.login_argv(folder, ADMIN, spec.address, ask)
+        argv = keys.login_argv(folder, ADMIN, spec.address, _ASK_READY)
         deadline, problem = time.monotonic() + timeout_s, "it did not answer"
         while time.monotonic() < deadline and not self._given_up.is_set():
             if not alive():
@@ -285,12 +318,15 @@ class _Build:
             except DeadlineError:
                 problem = "its systemd is still starting units"
                 continue
-            if answer.text in {"running", "degraded"}:
-                if answer.text == "degraded":
+            state, _, finished_us = answer.text.partition("\n")
+            if state in {"running", "degraded"}:
+                if finished_us.isdecimal():
+                    self._booted_s[spec.node] = int(finished_us) / 1e6
+                if state == "degraded":
                     self._report(f"{spec.node}: a unit has failed there: systemctl --failed")
                 return None
             said = answer.stderr.decode("utf-8", "replace").strip().splitlines()
-            problem = said[-1] if said else answer.text or problem
+            problem = said[-1] if said else state or problem
             time.sleep(0.2)
         return f"not ready after {timeout_s:.0f} s: {problem}"
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from labctl.cli.provision import _error
-from labctl.playbook import HostStats, PlaybookOutcome, TaskFailure, _Timeline
+from labctl.cli.provision import _error, _phases
+from labctl.playbook import HostStats, PlaybookOutcome, RoleTime, TaskFailure, _Timeline
 
 
 def outcome(*failures: TaskFailure, rc: int = 2) -> PlaybookOutcome:
-    return PlaybookOutcome("provision.yml", rc, 1.0, (), {}, failures, Path("/log"))
+    return PlaybookOutcome("provision.yml", rc, 1.0, (), (), {}, failures, Path("/log"))
 
 
 def test_tasks_add_up_to_roles_in_the_order_of_their_first() -> None:
@@ -21,8 +21,31 @@ def test_tasks_add_up_to_roles_in_the_order_of_their_first() -> None:
     assert found == [("base", 1.0, 3.0), ("tf", 3.0, 4.0), ("Check", 8.0, 2.0)]
 
 
+def test_stretches_are_the_roles_in_the_order_of_time() -> None:
+    timeline = _Timeline()
+    for at_s, role in [(1.0, "base"), (2.0, "base"), (3.0, "tf"), (7.0, "base"), (8.0, None)]:
+        data = {"role": role, "play": "Check"}
+        timeline.add({"event": "playbook_on_task_start", "event_data": data}, at_s)
+    found = [(each.role, each.start_s, each.duration_s) for each in timeline.stretches(10.0)]
+    assert found == [("base", 1.0, 2.0), ("tf", 3.0, 4.0), ("base", 7.0, 1.0), ("Check", 8.0, 2.0)]
+
+
 def test_a_playbook_without_a_task_has_no_roles() -> None:
     assert _Timeline().roles(3.0) == ()
+    assert _Timeline().stretches(3.0) == ()
+
+
+def test_phases_add_up_to_the_playbook(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    times = (RoleTime("Validate it", 2.0, 0.5), RoleTime("base", 2.5, 7.5))
+    done = PlaybookOutcome("provision.yml", 0, 10.0, (), times, {}, (), Path("/log"))
+    found = _phases(done, 1000.0, tmp_path)
+    assert [(each.phase, each.started_unix_s, each.duration_s) for each in found] == [
+        ("ansible-playbook", 1000.0, 2.0),
+        ("play Validate it", 1002.0, 0.5),
+        ("role base", 1002.5, 7.5),
+    ]
+    assert sum(each.duration_s for each in found) == done.wall_s
 
 
 def test_ignored_failures_are_none_and_the_recap_has_every_host() -> None:
