@@ -22,6 +22,7 @@ _TENSORFLOW_DISTRIBUTIONS = (
     "tensorflow-rocm",
 )
 _TELLING_PREFIXES = ("TF_", "XLA_", "GRPC_", "CUDA_")
+_NOT_TELLING_PREFIXES = ("TF_VAR_", "TF_TOKEN_", "TF_CLI_")  # Terraform's, which hold secrets
 
 
 def drop_proxies(environment: MutableMapping[str, str]) -> list[str]:
@@ -44,7 +45,8 @@ def telling_environment(environment: Mapping[str, str]) -> dict[str, str | None]
     return {
         name: None if _is_proxy(name) else value
         for name, value in sorted(environment.items())
-        if name.startswith(_TELLING_PREFIXES) or _is_proxy(name)
+        if _is_proxy(name)
+        or (name.startswith(_TELLING_PREFIXES) and not name.startswith(_NOT_TELLING_PREFIXES))
     }
 
 

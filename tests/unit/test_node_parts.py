@@ -117,6 +117,8 @@ def test_environment_tells_what_steers_tensorflow_and_no_proxys_value() -> None:
         "grpc_proxy": "http://me:secret@192.0.2.1:3128",
         "PATH": "/bin",
         "MY_TF_KEY": "secret",
+        "TF_VAR_password": "secret",
+        "TF_TOKEN_example": "secret",
     }
     assert host.telling_environment(environment) == {
         "CUDA_VISIBLE_DEVICES": "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -205,6 +206,30 @@ def test_peer_that_cannot_reach_task_0_is_told_from_a_lost_one(nodes: Nodes) -> 
     assert stale[0] in error["message"]
     assert "task 0's port included" in error["expected"]
     assert error["do"].startswith("labctl run --fresh")
+
+
+def test_a_proxy_that_was_asked_for_stays_and_the_hang_is_told_from_a_dead_peer(
+    nodes: Nodes, cluster: tuple[str, ...]
+) -> None:
+    asked = {"grpc_proxy": "http://me:secret@127.0.0.1:9", "TF_CPP_MIN_LOG_LEVEL": "0"}
+    plan = RunPlan("r", cluster, matpow=MatpowPlan(size=8), environment=asked)
+    running = nodes.start(plan, https_proxy="http://127.0.0.1:9")
+    running.until(lambda events: sum(event["event"] == "peer" for event in events) == 4)
+    running.process.kill()
+    run = running.finish()
+    environment = run.one("hello")["environment"]
+    assert (environment["TF_CPP_MIN_LOG_LEVEL"], environment["grpc_proxy"]) == ("0", None)
+    assert "https_proxy" not in environment
+    assert "secret" not in json.dumps(run.events)
+    assert run.of("note")[0]["text"].startswith("cleared https_proxy")
+    late = run.of("peer")[2:]
+    assert {(peer["peer_task"], peer["state"]) for peer in late} == {
+        (1, "answers"),
+        (2, "answers"),
+    }
+    began = next(e["mono"] for e in run.events if e.get("phase") == "first_step")
+    assert late[0]["mono"] - began >= wire.STALL_S * 1e9
+    assert not run.of("step")
 
 
 def test_restarted_peer_is_told_from_a_lost_one(nodes: Nodes) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
+import subprocess
+import sys
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -70,6 +74,9 @@ def test_every_way_gives_the_right_sum(
     assert run.events[0]["event"] == "hello"
     assert run.events[0]["tensorflow"]
     assert run.events[-1]["event"] == "bye"
+    usage = run.of("usage")
+    assert usage[0]["cpu_ns"] < usage[-1]["cpu_ns"]
+    assert usage[-1]["rss_bytes"] > 100_000_000
     _assert_phases_follow_each_other(run.events)
 
     traces = sorted((run.directory / "trace").glob("*"))
@@ -112,6 +119,65 @@ def _assert_graph(graph: dict[str, Any], matpow: MatpowPlan) -> None:
     assert constants <= graph["constant_bytes"] <= constants + 300
     assert graph["bytes"] > graph["constant_bytes"]
     assert re.fullmatch("[0-9a-f]{64}", graph["sha256"])
+
+
+def test_recursion_and_loop_build_the_same_graph_to_the_byte() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", _GRAPHS], capture_output=True, text=True, check=True, timeout=120
+    )
+    graphs = json.loads(found.stdout)
+    assert graphs["recursive"] == graphs["chain"]
+    assert graphs["squaring"]["sha256"] != graphs["chain"]["sha256"]
+    products = {name: graph["ops"]["MatMul"] for name, graph in graphs.items()}
+    assert products == {"listing": 14, "chain": 12, "recursive": 12, "squaring": 8}
+
+
+_GRAPHS = textwrap.dedent("""
+    import json
+    import tensorflow as tf
+    from labctl.node.experiments.description import describe
+    from labctl.node.experiments.matpow import Setting
+    from labctl.node.experiments.session_api import SessionComputation
+    from labctl.node.wire import ALGORITHMS, MatpowPlan
+
+    graphs = {}
+    for algorithm in ALGORITHMS:
+        plan = MatpowPlan(size=1000, power=7, algorithm=algorithm)
+        computation = SessionComputation(tf, Setting(plan, 2, ("a:1", "b:1")))
+        computation.build_graph(())
+        graphs[algorithm] = describe(computation.graph_def())
+    print(json.dumps(graphs))
+""")
+
+
+def test_join_server_tells_its_work_and_what_it_serves(nodes: Nodes) -> None:
+    addresses = nodes.addresses(2)
+    server = nodes.serve(nodes.spec_file(addresses), 1, "--inter-op", "3", TF_CPP_MIN_LOG_LEVEL="1")
+    assert server.stdout is not None
+    lines = iter(server.stdout)
+    before = _until(lines, "ready")
+    ready = before[-1]
+    assert ready["spec_sha256"] == wire.spec_hash(addresses)
+    assert ready["inter_op"] == 3
+    assert before[0]["environment"]["TF_CPP_MIN_LOG_LEVEL"] == "1"
+    started = [event["cpu_ns"] for event in before if event["event"] == "usage"]
+    run = nodes.client(RunPlan("r", addresses, matpow=MatpowPlan(size=700, repeat=40)))
+    assert run.status == wire.EXIT_OK, (run.events, run.stderr[-3000:])
+    worked = _until(lines, "usage")[-1]
+    assert started
+    assert worked["cpu_ns"] > max(started)
+    assert worked["rx_bytes"] is None or worked["rx_bytes"] >= 0
+    server.terminate()
+
+
+def _until(lines: Iterator[bytes], kind: str) -> list[dict[str, Any]]:
+    """Return a join server's events up to the first of a kind."""
+    events: list[dict[str, Any]] = []
+    for line in lines:
+        events.append(json.loads(line))
+        if events[-1]["event"] == kind:
+            return events
+    raise AssertionError(f"no {kind!r} among {events}")
 
 
 def test_one_host_starts_and_ends_its_own_servers(nodes: Nodes) -> None:
@@ -161,6 +227,20 @@ def test_gpu_is_never_replaced_by_a_cpu(
     assert (run.status, error["kind"]) == (wire.EXIT_FAILED, "no-device")
     assert re.fullmatch(r"task \d has no GPU device", error["message"])
     assert not run.of("result")
+
+
+@pytest.mark.parametrize("api", wire.APIS)
+def test_soft_placement_gives_way_to_the_cpu_of_the_same_task(
+    nodes: Nodes, cluster: tuple[str, ...], api: wire.Api
+) -> None:
+    matpow = MatpowPlan(size=8, device="gpu", repeat=0, api=api, soft_placement=True)
+    run = nodes.client(RunPlan("r", cluster, matpow=matpow, trace=True))
+    assert run.status == wire.EXIT_OK, (run.events, run.stderr[-3000:])
+    assert run.one("result")["ok"]
+    for path in (run.directory / "trace").glob("*"):
+        if b"GPU:0" in path.read_bytes():
+            pytest.skip("this machine has a GPU that TensorFlow can use")
+        assert _products_by_task(path.read_bytes()) == {0: 4, 1: 4, 2: 4}
 
 
 def _alive(pid: int) -> bool:
