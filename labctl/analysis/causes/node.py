@@ -137,10 +137,9 @@ def _whose_doing(run: Explained, node: str, use: Use | None) -> tuple[list[str],
     if facts is not None and facts.cpu_limit is not None and facts.cpu_limit < (facts.cpus or 1):
         limit = f"a control group grants {node} {facts.cpu_limit:g} of {facts.cpus or 1} CPUs"
         return [limit], f"lift the CPU quota of {node}"
-    if use is not None and use.busy_s is not None:
-        told = _by_the_node(node, use)
-        if told is not None:
-            return told
+    told = None if use is None else _by_the_node(node, use)
+    if told is not None:
+        return told
     lines = [
         "it could be a CPU quota from outside, other load, or the hypervisor: the node cannot tell"
     ]
@@ -152,23 +151,26 @@ def _whose_doing(run: Explained, node: str, use: Use | None) -> tuple[list[str],
 
 
 def _by_the_node(node: str, use: Use) -> tuple[list[str], str] | None:
-    """Return who takes a node's CPU by what the CPUs did meanwhile, None if that does not tell."""
-    steal_s, others_s, idle_s = use.steal_s or 0.0, use.others_s or 0.0, use.idle_s or 0.0
-    whole_s = steal_s + idle_s + (use.busy_s or 0.0)
-    if steal_s >= max(others_s, use.wait_s / 2):
+    """Return who takes a node's CPUs by what they did meanwhile, None if that does not tell."""
+    if use.busy_s is None or use.idle_s is None or use.others_s is None:
+        return None
+    steal_s = use.steal_s or 0.0
+    whole_s = use.busy_s + use.idle_s + steal_s
+    most = max(steal_s, use.others_s, use.idle_s)
+    if most < TAKEN * whole_s:
+        return None
+    if steal_s == most:
         line = (
             f"the hypervisor gave {part_text(steal_s, whole_s)} of {node}'s CPUs to others (steal)"
         )
         return [line], f"another machine type or host for {node}: its CPUs are shared"
-    if others_s >= use.wait_s / 2:
-        line = f"the CPUs of {node} worked {part_text(others_s, whole_s)} for other processes"
+    if use.others_s == most:
+        line = f"the CPUs of {node} worked {part_text(most, whole_s)} for other processes"
         return [line], f"end the other load on {node}: ssh {node} top"
-    if idle_s >= use.wait_s / 2:
-        line = f"the CPUs of {node} stood idle for {part_text(idle_s, whole_s)}: a quota set from outside"
-        return [
-            line
-        ], f"lift the CPU quota of {node} (cpu.max or cpu.cfs_quota_us of its control group)"
-    return None
+    line = f"the CPUs of {node} stood idle for {part_text(most, whole_s)} meanwhile: a quota from outside"
+    return [
+        line
+    ], f"lift the CPU quota of {node} (cpu.max or cpu.cfs_quota_us of its control group)"
 
 
 def percent(share: float) -> str:
