@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from labctl.analysis.causes.model import Confidence, Rule, Scope, Verdict
-from labctl.analysis.steps import percentile
 from labctl.node import wire
 
 if TYPE_CHECKING:
@@ -116,10 +115,9 @@ def warm_s(run: Explained) -> float | None:
     return None if median_ms is None else median_ms / 1e3
 
 
-def median_s(run: Explained, kind: str) -> float | None:
-    """Return the median of the steps of a kind, seconds; None if there are none."""
-    durations = [step.duration_ms / 1e3 for step in run.steps if step.kind == kind]
-    return percentile(durations, 50) if durations else None
+def durations_s(run: Explained, kind: str) -> list[float]:
+    """Return how long the steps of a kind took, seconds."""
+    return [step.duration_ms / 1e3 for step in run.steps if step.kind == kind]
 
 
 def first_step_extra_s(run: Explained) -> float | None:

@@ -104,26 +104,24 @@ def _more_products(run: Explained) -> Verdict:
         return cause.not_measured(
             "what a script computes is not known", "labctl run without a script"
         )
-    asked, tasks = products_asked(run), run.data.record.tasks
-    if asked is None:
-        return cause.not_measured("the run has no result and no graph", "a run that ends")
     factors = parameters.power + (1 if parameters.algorithm == "listing" else 0)
-    needed = squaring_products(factors) * tasks
-    told = f"{asked} products in a step, squaring needs {needed}"
-    if asked < _SURPLUS * needed or asked <= needed:
+    needed = squaring_products(factors)
+    formed = needed if parameters.algorithm == "squaring" else factors - 1
+    told = f"{formed} product{'' if formed == 1 else 's'} a power, squaring needs {needed}"
+    if formed < _SURPLUS * needed or formed <= needed:
         return cause.ruled_out(told)
     if run.trace is None or run.split is None:
         return cause.not_measured(*no_trace(run))
     if products_missing(run):
         return cause.ruled_out(f"{told}, counted in constants-folded")
     compute = sum(row.seconds for row in run.split.rows if row.what == "compute")
-    seconds = compute * (asked - needed) / asked
+    seconds = compute * (formed - needed) / formed
     if not matters(seconds, run.split.total_s):
         return cause.ruled_out(told, part_text(seconds, run.split.total_s))
     return cause.found(
         seconds,
         [
-            f"{told} for {factors} factors on each of {tasks} task{'' if tasks == 1 else 's'}",
+            f"{told} for {factors} factors",
             f"compute is {part_text(compute, run.split.total_s)} of a step",
         ],
         remedy="--algorithm squaring",

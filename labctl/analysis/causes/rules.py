@@ -51,7 +51,7 @@ def judge_all(run: Explained) -> tuple[Verdict, ...]:
 
     def rank(verdict: Verdict) -> tuple[int, int, float]:
         if verdict.status != "found":
-            return _STATUS[verdict.status], 0, 0.0
+            return _STATUS[verdict.status], _SCOPE[verdict.scope], 0.0
         unpriced = float("inf") if unpriced_first[verdict.scope] else 0.0
         seconds = unpriced if verdict.seconds is None else verdict.seconds
         return _STATUS["found"], _SCOPE[verdict.scope], -seconds

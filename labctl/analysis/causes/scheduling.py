@@ -17,6 +17,7 @@ from labctl.analysis.causes.common import (
 from labctl.analysis.causes.model import Rule, Verdict
 from labctl.analysis.causes.replay import plain_name, saving_s
 from labctl.analysis.intervals import pieces
+from labctl.analysis.steps import percentile
 from labctl.analysis.trace import busy
 from labctl.node import wire
 
@@ -70,7 +71,7 @@ def _inter_op_starved(run: Explained) -> Verdict:
     held = [each for each in (held_up(trace, edge) for edge in trace.edges) if each is not None]
     scale = 1.0 if run.split is None else run.split.scale
     warm = warm_s(run) or trace.duration_s * scale
-    seconds = saving_s(trace, arrivals_s(held, _cpus(run))) * scale
+    seconds = percentile(savings_s(run), 50) * scale
     if held and matters(seconds, warm):
         return _starved(run, trace, held, seconds)
     if trace.edges and all(edge.clamped for edge in trace.edges):
@@ -90,6 +91,19 @@ def _inter_op_starved(run: Explained) -> Verdict:
         f"the longest that was ready, {longest.tensor} of task:{longest.source}, was answered after "
         f"{time_text(waited_s)} of {time_text(trace.duration_s)}",
     )
+
+
+def savings_s(run: Explained) -> list[float]:
+    """Return of each traced step how much shorter it would be if held-up tensors were answered at once, seconds.
+
+    Steps whose stats miss a transfer are left out.
+    """
+    most = 0 if run.trace is None else len(run.trace.edges)
+    savings = []
+    for trace in (each for each in run.traces if len(each.edges) == most):
+        held = [each for each in (held_up(trace, edge) for edge in trace.edges) if each is not None]
+        savings.append(saving_s(trace, arrivals_s(held, _cpus(run))))
+    return savings
 
 
 def _starved(run: Explained, trace: StepTrace, held: list[HeldUp], seconds: float) -> Verdict:

@@ -7,7 +7,6 @@ compute, else `feed` the fed inputs and `transfer` the other tensors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from labctl.analysis.causes.common import (
@@ -16,19 +15,18 @@ from labctl.analysis.causes.common import (
     has_words,
     is_matpow,
     matters,
-    median_s,
     no_trace,
     part_text,
     products_asked,
     products_missing,
     time_text,
-    warm_s,
 )
 from labctl.analysis.causes.model import Confidence, Rule, Verdict
+from labctl.analysis.causes.travel import Travel, break_even, fetch_s, is_fed, travel
 
 if TYPE_CHECKING:
     from labctl.analysis.explained import Explained
-    from labctl.analysis.model import Edge, StepTrace
+    from labctl.analysis.model import Edge
     from labctl.runs.baseline import LinkBaseline
 
 SMALL_WORK = Cause("small-work", "step", "The work is too small for what travels with it", "A")
@@ -47,77 +45,7 @@ _FULL_USE = 0.5  # a tensor that gets this part of the link's own throughput is 
 _SLOW_BITS_PER_S = 2e9  # TensorFlow's own path reaches some 300 MB/s: a slower link is the bound
 _LARGE_BYTES = 65536  # more than any packet
 _PASSES_BYTES_PER_S = 1e6
-_FED = "_recv_"  # how TensorFlow names a fed input's tensor
 _COUNTED = "counted in {}"
-
-
-@dataclass(frozen=True, slots=True)
-class Travel:
-    """What a median warm step spends, seconds, along its critical path.
-
-    Attributes:
-        step_s: The whole step.
-        compute_s: Ops.
-        feed_s: Fed inputs on their way to their tasks.
-        tensors_s: Other tensors between tasks.
-        dispatch_s: From the client to the first op.
-        fetch_s: The result's way back to Python.
-    """
-
-    step_s: float
-    compute_s: float
-    feed_s: float
-    tensors_s: float
-    dispatch_s: float
-    fetch_s: float
-
-    @property
-    def transfer_s(self) -> float:
-        """All that travels between tasks."""
-        return self.feed_s + self.tensors_s
-
-
-def travel(run: Explained) -> Travel | None:
-    """Return what a warm step spends on travelling; None without a trace."""
-    if run.trace is None or run.split is None:
-        return None
-    parts: dict[str, float] = {}
-    feed_s = 0.0
-    for row in run.split.rows:
-        parts[row.what] = parts.get(row.what, 0.0) + row.seconds
-        if row.what == "transfer":
-            feed_s += row.seconds * _fed_share(run.trace, row.source, row.task)
-    return Travel(
-        step_s=run.split.total_s,
-        compute_s=parts.get("compute", 0.0),
-        feed_s=feed_s,
-        tensors_s=parts.get("transfer", 0.0) - feed_s,
-        dispatch_s=parts.get("dispatch", 0.0),
-        fetch_s=parts.get("fetch", 0.0),
-    )
-
-
-def _fed_share(trace: StepTrace, source: int | None, target: int | None) -> float:
-    """Return which part of the transfers between two tasks is that of fed inputs, by time on the wire."""
-    edges = [e for e in trace.edges if (e.source, e.target) == (source, target)]
-    whole_s = sum(edge.wire_s for edge in edges)
-    if whole_s <= 0:
-        return 0.0
-    return sum(edge.wire_s for edge in edges if edge.tensor.startswith(_FED)) / whole_s
-
-
-def fetch_s(run: Explained, parts: Travel) -> tuple[float, str]:
-    """Return what fetching costs in a warm step, seconds, and how that was measured.
-
-    Warm steps against the extra steps that compute the same and bring nothing back, where the run has them: the
-    trace does not see what fetching adds on the servers.
-    """
-    without, warm = median_s(run, "no_fetch"), warm_s(run)
-    fetches = run.data.record.parameters.fetch != "none"
-    if without is not None and warm is not None and fetches:
-        text = f"a step without fetching takes {time_text(without)}, one with it {time_text(warm)}"
-        return max(0.0, warm - without), text
-    return parts.fetch_s, f"{time_text(parts.fetch_s)} from the last op's end to the step's end"
 
 
 def _fetch(run: Explained) -> Verdict:
@@ -129,14 +57,15 @@ def _fetch(run: Explained) -> Verdict:
     if products_missing(run):
         return FETCH.ruled_out(_COUNTED.format("constants-folded"))
     seconds, how = fetch_s(run, parts)
+    told = part_text(seconds, parts.step_s)
     if not matters(seconds, parts.step_s):
-        return FETCH.ruled_out(part_text(seconds, parts.step_s), how)
+        return FETCH.ruled_out(told, how)
+    if not _is_fetch_bound(run, parts):
+        return FETCH.ruled_out(f"{told}, {_COUNTED.format(SMALL_WORK.name)}", how)
     size = run.data.record.parameters.size
-    evidence = [f"{part_text(seconds, parts.step_s)}: {how}"]
+    evidence = [f"{told}: {how}"]
     if size is not None:
         evidence.append(f"the result has {4 * size * size / 1e6:.1f} MB")
-    if how.startswith("a step without"):
-        evidence.append(f"the trace has {time_text(parts.fetch_s)} after the last op's end")
     at = run.data.record.parameters.sum_task
     far = f"; --sum-on 0 leaves the result on the client's own task, not on task:{at}" if at else ""
     return FETCH.found(
@@ -144,10 +73,14 @@ def _fetch(run: Explained) -> Verdict:
     )
 
 
-def _is_found(run: Explained, parts: Travel) -> bool:
-    return run.data.record.parameters.fetch != "none" and matters(
-        fetch_s(run, parts)[0], parts.step_s
-    )
+def _is_fetch_bound(run: Explained, parts: Travel) -> bool:
+    """Return whether fetching is a cause of its own; in small work it is only one where nothing else is larger."""
+    if run.data.record.parameters.fetch == "none":
+        return False
+    seconds, _ = fetch_s(run, parts)
+    others = parts.dispatch_s + parts.transfer_s
+    small = seconds + others > parts.compute_s
+    return matters(seconds, parts.step_s) and not (small and seconds < others)
 
 
 def overhead_s(run: Explained, parts: Travel) -> float:
@@ -155,7 +88,7 @@ def overhead_s(run: Explained, parts: Travel) -> float:
     seconds = parts.dispatch_s
     if bound_by_link(run, parts) is None:
         seconds += parts.transfer_s
-    if not _is_found(run, parts):
+    if not _is_fetch_bound(run, parts):
         seconds += parts.fetch_s
     return seconds
 
@@ -190,66 +123,27 @@ def _small_work(run: Explained) -> Verdict:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class BreakEven:
-    """How much work a task must have for its tensors to pay.
-
-    Attributes:
-        work: Products on the busiest remote task times L.
-        needed: What that must reach for compute to take as long as the tensors.
-        text: Both, with the figures that they come from.
-    """
-
-    work: float
-    needed: float
-    text: str
-
-    @property
-    def below(self) -> bool:
-        """Whether the tensors take longer than the compute."""
-        return self.work < self.needed
-
-
-def break_even(trace: StepTrace, size: int | None) -> BreakEven | None:
-    """Return when a remote task's compute outlasts its tensors, from this run's own rates; None without them.
-
-    A task that forms p products of L x L computes 2 p L^3 / P and moves b bytes at B: it breaks even at
-    p L = b P / (2 L^2 B), which is 4 P / B where an input and a result of 4 L^2 bytes each travel.
-    """
-    remote = {edge.source for edge in trace.edges} | {edge.target for edge in trace.edges}
-    tasks = [t for t in trace.tasks if t.task in remote and t.gflops and sum(t.products.values())]
-    rated = [e for e in trace.edges if e.mb_per_s is not None and e.size_bytes]
-    if size is None or not tasks or not rated:
-        return None
-    moved = sum(edge.size_bytes or 0 for edge in rated)
-    rate = moved / sum(edge.wire_s for edge in rated)
-    busiest = max(tasks, key=lambda task: sum(task.products.values()))
-    per_task = moved / max(1, len(remote) - 1)
-    flops = (busiest.gflops or 0.0) * 1e9
-    work = sum(busiest.products.values()) * size
-    needed = per_task * flops / (2 * size**2 * rate)
-    text = (
-        f"products x L is {work}, and {needed:.0f} would break even at {flops / 1e9:.0f} GFLOP/s "
-        f"and {rate / 1e6:.0f} MB/s"
-    )
-    return BreakEven(work, needed, text)
-
-
 def _more_work(run: Explained, parts: Travel, seconds: float) -> str:
     parameters = run.data.record.parameters
     size, power = parameters.size, parameters.power
     fewer = "--feed staged, " if parameters.feed == "fed" else ""
+    alone = "one machine (--placement one-process)"
     if size is None or power is None or parts.compute_s <= 0 or not products_asked(run):
-        return f"{fewer}more work in each step, or one machine"
-    # Products of a chain grow with n; compute grows with L^3, what travels with at most L^2.
-    times = seconds / parts.compute_s
-    larger = f"--size {_round_up(size * times)} or more"
-    longer = (
-        ""
-        if parameters.algorithm == "squaring"
-        else f" or --power {round(1 + (power - 1) * times) + 1}"
+        return f"{fewer}more work in each step, or {alone}"
+    # Products of a chain grow with n; compute grows with L^3, what travels with L^2, what is left not at all.
+    fixed = seconds - parts.transfer_s
+    factor = next(
+        (
+            each / 20
+            for each in range(20, 2000)
+            if parts.compute_s * (each / 20) ** 3 >= fixed + parts.transfer_s * (each / 20) ** 2
+        ),
+        None,
     )
-    return f"{fewer}{larger}{longer}, or one machine (--placement one-process)"
+    ways = [] if factor is None else [f"--size {_round_up(size * factor)} or more"]
+    if parameters.algorithm != "squaring":
+        ways.append(f"--power {2 + round((power - 1) * seconds / parts.compute_s)} or more")
+    return f"{fewer}{', '.join([*ways, f'or {alone}'])}"
 
 
 def _round_up(value: float) -> int:
@@ -269,7 +163,7 @@ def _feed(run: Explained) -> Verdict:
         return FEED.ruled_out(f"{told}, {_COUNTED.format(owner)}")
     if not matters(parts.feed_s, parts.step_s, _TRAVEL_SHARE):
         return FEED.ruled_out(told)
-    edges = [edge for edge in _edges(run) if edge.tensor.startswith(_FED)]
+    edges = [edge for edge in _edges(run) if is_fed(edge)]
     return FEED.found(
         parts.feed_s,
         [f"{told} is the fed inputs' way to their tasks", *_edge_lines(edges)],
@@ -281,7 +175,7 @@ def _transfer(run: Explained) -> Verdict:
     parts = travel(run)
     if parts is None:
         return TRANSFER.not_measured(*no_trace(run))
-    edges = [edge for edge in _edges(run) if not edge.tensor.startswith(_FED)]
+    edges = [edge for edge in _edges(run) if not is_fed(edge)]
     told = part_text(parts.tensors_s, parts.step_s)
     if not edges:
         return TRANSFER.ruled_out("0 tensors travel between tasks, fed inputs left out")
