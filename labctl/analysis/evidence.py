@@ -5,6 +5,7 @@ Runs come by label, as `drive/answer.py` made them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -184,14 +185,18 @@ def changed(what: str, unit: str, found: Difference | None) -> Number | None:
     return Number(what, found.change, unit, found.low, found.high, n, difference=True)
 
 
-def grown(what: str, found: Difference | None) -> Number | None:
-    """Return side B / side A as a number."""
-    if found is None or found.percent is None:
+def grown(what: str, a: stats.Side, b: stats.Side) -> Number | None:
+    """Return side B / side A as a number: the difference of logarithms, so that both ends stay above 0."""
+    found = stats.difference(_logs(a), _logs(b))
+    if found is None:
         return None
-    ends = (found.percent_low, found.percent_high)
-    low, high = (None if each is None else 1 + each / 100 for each in ends)
+    low, high = (None if each is None else math.exp(each) for each in (found.low, found.high))
     n = found.a.values + found.b.values
-    return Number(what, 1 + found.percent / 100, "x", low, high, n, difference=True)
+    return Number(what, math.exp(found.change), "x", low, high, n, difference=True)
+
+
+def _logs(side: stats.Side) -> stats.Side:
+    return [[math.log(each) for each in run if each > 0] for run in side]
 
 
 def ids(*sides: Sequence[Explained]) -> tuple[str, ...]:

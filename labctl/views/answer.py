@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from labctl.analysis.evidence import Claim, Number
 from labctl.console import safe_text
 from labctl.runs.codec import encode
 
+_INDENT = 14
+_WIDTH = 112
 _VERDICTS = {
     "confirmed": "confirmed",
     "refuted": "refuted",
@@ -49,12 +52,14 @@ def answer_lines(found: Answer) -> list[str]:
     """Return the answer for a terminal."""
     lines = [f"round {found.tag} · {_where(found)} · {_count(found)} runs"]
     for claim in found.claims:
-        lines += ["", f"{_VERDICTS[claim.verdict]:<13}{claim.text}  ({_BY[claim.by]})"]
-        lines.append(f"             {claim.why}")
-        lines += [f"             {number_text(each)}" for each in claim.numbers if _decides(each)]
-        lines += [f"             {each}" for each in claim.facts]
+        verdict = "needs a GPU" if claim.verdict == "needs-gpu" else _VERDICTS[claim.verdict]
+        lines += ["", f"{verdict:<{_INDENT}}{claim.text}  ({_BY[claim.by]})"]
+        lines += _wrapped(claim.why)
+        lines += [f"{'':{_INDENT}}{number_text(each)}" for each in claim.numbers if _decides(each)]
+        lines += [line for each in claim.facts for line in _wrapped(each)]
     lines += ["", "the listing"]
-    lines += [f"  {each.text}  {each.shown or 'no run shows it'}" for each in found.defects]
+    for defect in found.defects:
+        lines += [f"  {defect.text}", f"{'':{_INDENT}}{defect.shown or 'no run shows it'}"]
     lines += [f"warning {label}: run {run_id} ended {how}" for label, run_id, how in found.failed]
     lines += [
         "",
@@ -203,6 +208,11 @@ def _rest(found: Answer) -> list[str]:
         "To do it again: `labctl answer` (about three minutes), then `labctl answer --from last --write FILE`.",
     ]
     return lines
+
+
+def _wrapped(text: str) -> list[str]:
+    margin = " " * _INDENT
+    return textwrap.wrap(text, _WIDTH, initial_indent=margin, subsequent_indent=margin)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
