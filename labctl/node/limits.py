@@ -15,7 +15,7 @@ from .wire import MatpowPlan, ScriptPlan
 MAX_POWER = 10_000  # beyond it float32 rounding leaves no digits worth checking
 MAX_RECURSIVE_POWER = 900  # Python's recursion limit is 1000
 PROCESS_BYTES = 600 * 2**20  # a process that has imported TensorFlow and built a server
-_GRAPH_COPIES = 5  # of a graph's constants that live at the same time until the first step has run
+_GRAPH_COPIES = 7  # of constants, the graph that holds them and what travels of it, at their most (measured: 6.7)
 
 # What a check costs on one core, measured with OpenBLAS: seconds for each of L^3 elements of a float64 product,
 # and for each of L^2 elements of a float32 matrix that is widened and multiplied by a few columns.
