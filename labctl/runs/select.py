@@ -22,13 +22,14 @@ def select(store: RunStore, words: Sequence[str]) -> list[Entry]:
         UsageError: A tag without `=`.
     """
     found: dict[str, Entry] = {}
-    tagged = [entry for entry in store.entries() if entry.record is not None]
+    by_tag = any(word.startswith(TAG_PREFIX) for word in words)
+    readable = [entry for entry in store.entries() if entry.record is not None] if by_tag else []
     for word in words:
         if word.startswith(TAG_PREFIX):
             key, equals, value = word.removeprefix(TAG_PREFIX).partition("=")
             if not equals or not key:
                 raise UsageError(f"{word!r} is no tag", expected="tag:key=value")
-            fitting = [e for e in tagged if e.readable().tags.get(key) == value]
+            fitting = [e for e in readable if e.readable().tags.get(key) == value]
             if not fitting:
                 raise RecordError(
                     f"no run in {store.root} has the tag {key}={value}",
