@@ -36,6 +36,7 @@ _ANSWER_WITHIN_S = (
     2e-3  # an answer that follows the sender's last op this closely was held up by it
 )
 _ANSWER_WITHIN = 0.10  # or within this part of the time that it was waited for
+_ROUNDED_S = 50e-6  # stamps of one clock may be off by this much against each other
 _BUSY = 0.8  # part of the waiting in which the sender computed
 
 
@@ -148,14 +149,15 @@ def held_up(trace: StepTrace, edge: Edge) -> HeldUp | None:
     if waited_s < max(_ANSWER_WITHIN_S / 2, edge.clock_error_s):
         return None
     slack_s = max(_ANSWER_WITHIN_S, _ANSWER_WITHIN * waited_s)
-    before = [op for op in ops if ready_s < op.end_s <= answered_s + edge.clock_error_s]
+    unsure_s = max(_ROUNDED_S, edge.clock_error_s)
+    before = [op for op in ops if ready_s < op.end_s <= answered_s + unsure_s]
     if not before:
         return None
     last_op = max(before, key=lambda op: op.end_s)
     busy_s = sum(end - start for start, end, at in pieces(busy(ops), ready_s, answered_s) if at)
     # Where the sender goes on with its next product, it is no thread that was waited for.
     goes_on = any(
-        op.end_s > answered_s and op.start_s < answered_s + edge.clock_error_s for op in ops
+        op.start_s < answered_s + unsure_s and op.end_s > answered_s + unsure_s for op in ops
     )
     if goes_on or answered_s - last_op.end_s > slack_s or busy_s < _BUSY * waited_s:
         return None

@@ -43,6 +43,7 @@ PROTOCOL_PLUGIN = Cause(
 _TRAVEL_SHARE = 0.20  # of a step: what a healthy step of the question's size spends stays below
 _FULL_USE = 0.5  # a tensor that gets this part of the link's own throughput is bound by it
 _SLOW_BITS_PER_S = 2e9  # TensorFlow's own path reaches some 300 MB/s: a slower link is the bound
+_ROOM = 1.25  # more work than breaks even is advised: not all compute grows with L^3
 _LARGE_BYTES = 65536  # more than any packet
 _PASSES_BYTES_PER_S = 1e6
 _COUNTED = "counted in {}"
@@ -136,13 +137,14 @@ def _more_work(run: Explained, parts: Travel, seconds: float) -> str:
         (
             each / 20
             for each in range(20, 2000)
-            if parts.compute_s * (each / 20) ** 3 >= fixed + parts.transfer_s * (each / 20) ** 2
+            if parts.compute_s * (each / 20) ** 3
+            >= _ROOM * (fixed + parts.transfer_s * (each / 20) ** 2)
         ),
         None,
     )
     ways = [] if factor is None else [f"--size {_round_up(size * factor)} or more"]
     if parameters.algorithm != "squaring":
-        ways.append(f"--power {2 + round((power - 1) * seconds / parts.compute_s)} or more")
+        ways.append(f"--power {2 + round((power - 1) * _ROOM * seconds / parts.compute_s)} or more")
     return f"{fewer}{', '.join([*ways, f'or {alone}'])}"
 
 
