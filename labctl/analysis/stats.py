@@ -84,8 +84,8 @@ class Difference:
         low: Lower end of the 95 % interval of `change`.
         high: Upper end.
         percent: `change` in percent of A's median.
-        percent_low: Lower end of its 95 % interval.
-        percent_high: Upper end.
+        percent_low: `low` in percent of A's median, not below -100: no time is negative.
+        percent_high: `high` in percent of A's median.
         detectable: Smallest true change that this noise and these counts would show in four of five tries.
     """
 
@@ -150,11 +150,17 @@ def difference(a: Side, b: Side) -> Difference | None:
     t_interval, t_power = _student(_freedom(summary_a, summary_b))
     drawn = draws_b - draws_a
     low, high = _interval(drawn, change, t_interval / _Z)
-    relative: tuple[float | None, float | None] = (None, None)
-    if percent is not None and (draws_a > 0).all():
-        relative = _interval(100 * drawn / draws_a, percent, t_interval / _Z)
-    detectable = (t_interval + t_power) * float(drawn.std())
-    return Difference(summary_a, summary_b, change, low, high, percent, *relative, detectable)
+    return Difference(
+        a=summary_a,
+        b=summary_b,
+        change=change,
+        low=low,
+        high=high,
+        percent=percent,
+        percent_low=None if percent is None else max(-100.0, 100 * low / summary_a.median),
+        percent_high=None if percent is None else 100 * high / summary_a.median,
+        detectable=(t_interval + t_power) * float(drawn.std()),
+    )
 
 
 def enough(found: Difference, *, by_step: bool) -> bool:

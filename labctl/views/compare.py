@@ -135,15 +135,22 @@ def _row_line(row: Row, label: str, wide: int, scale: float) -> str:
     found = row.difference
     if found is None:
         return f"{line}  only in {'A' if row.b is None else 'B'}"
-    percent = "" if found.percent is None else f"{found.percent:+.1f} %"
+    percent = "" if found.percent is None else f"{_percent(found.percent)} %"
     line += f"  {percent:>8}"
     if found.percent is None or found.percent_low is None or found.percent_high is None:
         return f"{line}  {'too few to tell':>17}"
-    interval = f"{found.percent_low:+.1f} … {found.percent_high:+.1f} %"
+    interval = f"{_percent(found.percent_low)} … {_percent(found.percent_high)} %"
     noise = found.detectable_percent
-    detects = "" if noise is None else f"{noise:.1f} %"
+    detects = "" if noise is None else f"{_percent(noise).removeprefix('+')} %"
     bar = interval_bar(found.percent_low, found.percent, found.percent_high, scale)
     return f"{line}  {interval:>17}  {detects:>7}  {bar:<{2 * _HALF_BAR + 1}}  {row.judgement}"
+
+
+def _percent(value: float) -> str:
+    """Return a signed number of a fixed width at most; what is over ten times as much is told so."""
+    if value > 999:
+        return ">999"
+    return f"{value:+.0f}" if abs(value) >= 100 else f"{value:+.1f}"
 
 
 def _verdict_line(found: Comparison) -> str:
