@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from labctl.analysis.constants import (
-    NOTHING,
-    Figure,
-    Range,
-    RunFacts,
-    far,
-    figure,
-    largest,
-    nearest,
-)
+from labctl.analysis.constants import NOTHING, Figure, Range, RunFacts, figure, largest
 from labctl.errors import RecordError
+from labctl.runs.baseline import Baseline
 from labctl.runs.record import Parameters
+
+FAR = 1.5  # a size that differs by more than this factor from what was measured is told
+_LEAST = 1e-12  # of a difference that noise turned round
+SamplesOf = Callable[[RunFacts], Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,18 +104,56 @@ class Book:
         self.facts = facts
         self.product = product
         self.used: dict[str, Figure] = {}
-        self.notes: list[str] = []
+        self._notes: dict[str, None] = {}
+        self._samples: dict[str, dict[int, list[float]]] = {}
+        self._figures: dict[tuple[str, int], Figure | None] = {}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What could not be known, one line each."""
+        return tuple(self._notes)
+
+    def note(self, text: str) -> None:
+        """Keep a note, once."""
+        self._notes[text] = None
+
+    def keep(self, found: Figure) -> Figure:
+        """Keep a figure for the list of what was used, and return it."""
+        self.used[found.name] = found
+        return found
 
     def compute(self, work: Work, task: int) -> Range:
-        """Return the time of one task's products."""
+        """Return the time of one task's products.
+
+        Raises:
+            RecordError: Neither a traced step nor the baseline has their rate.
+        """
         if work.products == 0:
             return NOTHING
         if self.product is not None:
             return self.product
-        return self._rate(work, task).time_of(work.gflop)
+        node = self._node(task)
+        name = f"products on {node}"
+        found = self._nearest(
+            name, "GFLOP/s", "traced steps", work.size,
+            lambda run: run.gflops.get(task, ()) if _in_lab(run) else (),
+        )  # fmt: skip
+        found = found or self._from_baseline(
+            name,
+            "GFLOP/s",
+            "numpy's product; TensorFlow's was not measured",
+            lambda baseline: None if (peak := baseline.peak(node)) is None else peak.gflops,
+        )
+        if found is None:
+            raise no_constants(f"the rate of products on {node}")
+        return self.keep(found).time_of(work.gflop)
 
     def transfer(self, work: Work, *, out: bool) -> Range:
-        """Return the time of one matrix between task 0 and the slowest of the others."""
+        """Return the time of one matrix between task 0 and the slowest of the others.
+
+        Raises:
+            RecordError: Neither a traced step nor the baseline has the rate.
+        """
         found = [self._wire(work, task, out=out) for task in self.others(work)]
         return largest(each.time_of(work.matrix_mb) for each in found)
 
@@ -126,131 +161,131 @@ class Book:
         """Return the tasks beside 0 of which there are figures; the lab's last stands for those it has not."""
         machines = len(self.facts[-1].machines) if self.facts else 1
         if work.tasks > machines:
-            self.notes.append(
-                f"the lab has {machines} nodes; the others are taken to be like its last one"
-            )
+            self.note(f"the lab has {machines} nodes; the others are taken to be like its last one")
         return list(range(1, min(work.tasks, machines))) or [1]
 
     def overhead(self, work: Work) -> Range:
         """Return the step that computes nothing."""
-        same = [each for each in self._placed(work) if each.null_s is not None]
-        found = figure(
-            "overhead of a step", "s", [each.null_s or 0.0 for each in same], "null steps"
-        )
+        found = self._placed(
+            "overhead of a step", "s", "null steps", work, None,
+            lambda run: () if run.null_s is None else (run.null_s,),
+        )  # fmt: skip
         if found is None:
-            self.notes.append("the overhead of a step was not measured: it is left out")
+            self.note("the overhead of a step was not measured: it is left out")
             return NOTHING
-        return self.keep(found).range
+        return found.range
 
     def fetch(self, work: Work) -> Range:
         """Return the result's way to Python."""
         if work.fetch == "none":
             return NOTHING
-        near = nearest(
-            self._placed(work),
-            work.size,
-            lambda each: each.no_fetch_s is not None and each.warm_s is not None,
-        )
-        samples = [
-            ((each.warm_s or 0.0) - (each.no_fetch_s or 0.0)) / each.matrix_bytes for each in near
-        ]
-        if not samples:
-            self.notes.append("the fetch was not measured: it is left out")
+
+        def samples_of(run: RunFacts) -> Sequence[float]:
+            if run.warm_s is None or run.no_fetch_s is None:
+                return ()
+            return (max((run.warm_s - run.no_fetch_s) / run.matrix_bytes * 1e6, _LEAST),)
+
+        found = self._placed("fetch", "s/MB", "no-fetch steps", work, work.size, samples_of)
+        if found is None:
+            self.note("the fetch was not measured: it is left out")
             return NOTHING
-        found = figure(
-            "fetch", "s/MB", [max(each * 1e6, 1e-12) for each in samples], "no-fetch steps"
-        )
-        assert found is not None  # noqa: S101 all samples are positive
-        return self.keep(found).range.times(work.matrix_mb)
+        return found.range.times(work.matrix_mb)
 
     def shared(self, work: Work) -> Range | None:
         """Return the products of all tasks on one node as such runs had them, None without any."""
         if self.product is not None or work.placement == "lab":
             return None
-        near = nearest(
-            [each for each in self.facts if each.parameters.placement == work.placement],
-            work.size,
-            lambda each: each.warm_s is not None and work_or_like(each).products > 0,
-        )
-        samples = []
-        for each in near:
-            its = work_or_like(each)
-            rest_s = (each.no_fetch_s or each.warm_s or 0.0) - (each.null_s or 0.0)
-            if rest_s > 0:
-                samples.append(its.tasks * its.gflop / rest_s)
-        name = f"all products, {work.placement}"
-        found = figure(name, "GFLOP/s", samples, f"warm steps of {work.placement} runs")
-        if found is None:
-            return None
-        self._tell_far(name, near, work.size)
-        return self.keep(found).time_of(work.tasks * work.gflop)
 
-    def _rate(self, work: Work, task: int) -> Figure:
-        node = self._node(task)
-        name = f"products on {node}"
-        lab = [each for each in self.facts if each.parameters.placement == "lab"]
-        near = nearest(lab, work.size, lambda each: bool(each.gflops.get(task)))
-        samples = [sample for each in near for sample in each.gflops[task]]
-        found = figure(name, "GFLOP/s", samples, "traced steps")
-        if found is not None:
-            self._tell_far(name, near, work.size)
-            return self.keep(found)
-        peaks = [
-            peak.gflops
-            for each in self.facts
-            if each.baseline is not None and (peak := each.baseline.peak(node)) is not None
-        ]
-        found = figure(
-            name, "GFLOP/s", peaks[-1:], "numpy's product; TensorFlow's was not measured"
-        )
-        if found is None:
-            raise no_constants(f"the rate of products on {node}")
-        return self.keep(found)
+        def samples_of(run: RunFacts) -> Sequence[float]:
+            its = work_or_like(run)
+            rest_s = (run.no_fetch_s or run.warm_s or 0.0) - (run.null_s or 0.0)
+            if run.parameters.placement != work.placement or rest_s <= 0:
+                return ()
+            return (its.tasks * its.gflop / rest_s,)
+
+        name = f"all products, {work.placement}"
+        source = f"warm steps of {work.placement} runs"
+        found = self._nearest(name, "GFLOP/s", source, work.size, samples_of)
+        return None if found is None else self.keep(found).time_of(work.tasks * work.gflop)
 
     def _wire(self, work: Work, task: int, *, out: bool) -> Figure:
         way = (0, task) if out else (task, 0)
         source, target = (self._node(each) for each in way)
         name = f"tensors {source} to {target}"
-        lab = [each for each in self.facts if each.parameters.placement == "lab"]
-        near = nearest(lab, work.size, lambda each: bool(_rates(each, way)))
-        found = figure(
-            name, "MB/s", [rate for each in near for rate in _rates(each, way)], "traced steps"
+        found = self._nearest(
+            name, "MB/s", "traced steps", work.size,
+            lambda run: _rates(run, way) if _in_lab(run) else (),
+        )  # fmt: skip
+        found = found or self._from_baseline(
+            name,
+            "MB/s",
+            "the network alone; tensors were not measured",
+            lambda baseline: (
+                None if (link := baseline.link(source, target)) is None else link.bits_per_s / 8e6
+            ),
         )
-        if found is not None:
-            self._tell_far(name, near, work.size)
-            return self.keep(found)
-        links = [
-            link.bits_per_s / 8e6
-            for each in self.facts
-            if each.baseline is not None
-            and (link := each.baseline.link(source, target)) is not None
-        ]
-        found = figure(name, "MB/s", links[-1:], "the network alone; tensors were not measured")
         if found is None:
             raise no_constants(f"the rate of tensors from {source} to {target}")
         return self.keep(found)
 
-    def _placed(self, work: Work) -> list[RunFacts]:
-        """Return the runs of the same placement, all if there is none."""
-        same = [each for each in self.facts if each.parameters.placement == work.placement]
-        if not same and self.facts:
-            self.notes.append(
-                f"no run with --placement {work.placement} yet: overheads are those of other runs"
-            )
-        return same or list(self.facts)
+    def _placed(
+        self, name: str, unit: str, source: str, work: Work, size: int | None, samples_of: SamplesOf
+    ) -> Figure | None:
+        """Return a figure of runs of the same placement; of all, with a note, if those have none."""
+
+        def same(run: RunFacts) -> Sequence[float]:
+            return samples_of(run) if run.parameters.placement == work.placement else ()
+
+        found = self._nearest(f"{name}, {work.placement}", unit, source, size, same)
+        if found is None:
+            found = self._nearest(name, unit, source, size, samples_of)
+            if found is not None:
+                self.note(f"{name}: no run with --placement {work.placement} yet; it is of others")
+        return None if found is None else self.keep(found)
+
+    def _nearest(
+        self, name: str, unit: str, source: str, size: int | None, samples_of: SamplesOf
+    ) -> Figure | None:
+        """Return the figure of the runs whose L is nearest to a size by ratio, of all where it does not matter."""
+        if name not in self._samples:
+            by_size: dict[int, list[float]] = {}
+            for run in self.facts:
+                samples = samples_of(run)
+                if samples and run.size > 0:
+                    by_size.setdefault(run.size if size is not None else 0, []).extend(samples)
+            self._samples[name] = by_size
+        by_size = self._samples[name]
+        if not by_size:
+            return None
+        best = 0 if size is None else min(by_size, key=lambda each: (distance(each, size), each))
+        if (name, best) not in self._figures:
+            self._figures[name, best] = figure(name, unit, by_size[best], source)
+        if size is not None and distance(best, size) > math.log(FAR):
+            self.note(f"{name}: measured at L {best}, not near L {size}")
+        return self._figures[name, best]
+
+    def _from_baseline(
+        self, name: str, unit: str, source: str, value_of: Callable[[Baseline], float | None]
+    ) -> Figure | None:
+        """Return the newest value that a run's baseline has."""
+        for run in reversed(self.facts):
+            value = None if run.baseline is None else value_of(run.baseline)
+            if value is not None:
+                return figure(name, unit, [value], source)
+        return None
 
     def _node(self, task: int) -> str:
         machines = self.facts[-1].machines if self.facts else ()
         return machines[min(task, len(machines) - 1)][0] if machines else f"task:{task}"
 
-    def keep(self, found: Figure) -> Figure:
-        """Keep a figure for the list of what was used, and return it."""
-        self.used[found.name] = found
-        return found
 
-    def _tell_far(self, name: str, near: Sequence[RunFacts], size: int) -> None:
-        if far(near[0].size, size):
-            self.notes.append(f"{name}: measured at L {near[0].size}, not near L {size}")
+def distance(one: int, other: int) -> float:
+    """Return how far two sizes are apart: the logarithm of their ratio, 0 or more."""
+    return abs(math.log(one / other))
+
+
+def _in_lab(run: RunFacts) -> bool:
+    return run.parameters.placement == "lab"
 
 
 def _rates(facts: RunFacts, way: tuple[int, int]) -> list[float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from labctl.analysis.book import Book, Work
@@ -33,24 +33,28 @@ def gpu_step(work: Work, facts: Sequence[RunFacts], gpu: Gpu) -> Range:
     return step_of(work, book)[1]
 
 
-def least_power(work: Work, other: Work, facts: Sequence[RunFacts]) -> int | None:
+def least_power(
+    work: Work, other: Work, facts: Sequence[RunFacts], book: Book | None = None
+) -> int | None:
     """Return the smallest n from which on `work` is faster than `other`, None if it never is up to `MAX_POWER`.
+
+    Args:
+        work: The one, whatever its n.
+        other: The other.
+        facts: As of `predict`.
+        book: Where `work` finds its constants, if not in `facts`.
 
     Raises:
         RecordError: As `predict`.
     """
-
-    def wins(power: int) -> bool:
-        book = Book(facts)
-        mine, theirs = replace(work, power=power), replace(other, power=power)
-        return step_of(mine, book)[1].value < step_of(theirs, book)[1].value
-
-    # Squaring has steps up and down in n, so the last n that loses counts, not the first that wins.
-    lost = [power for power in range(1, 65) if not wins(power)]
-    if not lost or lost[-1] < 64:
-        return lost[-1] + 1 if lost else 1
-    return next(
-        (power for power in (96, 128, 192, 256, 384, 512, 768, MAX_POWER) if wins(power)), None
+    mine, theirs = book or Book(facts), Book(facts)
+    powers = [*range(1, 65), 96, 128, 192, 256, 384, 512, 768, MAX_POWER]
+    return _first_after_losses(
+        powers,
+        lambda power: (
+            step_of(replace(work, power=power), mine)[1].value
+            < step_of(replace(other, power=power), theirs)[1].value
+        ),
     )
 
 
@@ -62,16 +66,20 @@ def least_size(work: Work, other: Work, facts: Sequence[RunFacts]) -> int | None
     Raises:
         RecordError: As `predict`.
     """
-
-    def wins(size: int) -> bool:
-        book = Book(facts)
-        mine, theirs = replace(work, size=size), replace(other, size=size)
-        return step_of(mine, book)[1].value < step_of(theirs, book)[1].value
-
+    mine, theirs = Book(facts), Book(facts)
     sizes = [10]
     while sizes[-1] < MAX_SIZE:
         sizes.append(min(MAX_SIZE, max(sizes[-1] + 1, sizes[-1] * 101 // 100)))
-    lost = [size for size in sizes if not wins(size)]
-    if not lost:
-        return sizes[0]
-    return next((size for size in sizes if size > lost[-1]), None)
+    return _first_after_losses(
+        sizes,
+        lambda size: (
+            step_of(replace(work, size=size), mine)[1].value
+            < step_of(replace(other, size=size), theirs)[1].value
+        ),
+    )
+
+
+def _first_after_losses(values: Sequence[int], wins: Callable[[int], bool]) -> int | None:
+    """Return the value after the last that loses: gains may come and go before, as n goes through powers of 2."""
+    last = max((place for place, value in enumerate(values) if not wins(value)), default=-1)
+    return values[last + 1] if last + 1 < len(values) else None

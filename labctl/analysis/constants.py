@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from labctl.analysis.explained import Explained
 
 HISTORY_RUNS = 60
-FAR = 1.5  # a size that differs by more than this factor from what was measured is told
 _MANY = 10
 # Phases whose length depends on the work; all others are the price of any run.
 _VARIABLE = frozenset(
@@ -203,26 +202,6 @@ def figure(name: str, unit: str, samples: Sequence[float], source: str) -> Figur
     many = len(good) >= _MANY
     low, high = (percentile(good, 5), percentile(good, 95)) if many else (min(good), max(good))
     return Figure(name, unit, Range(percentile(good, 50), low, high), len(good), source)
-
-
-def nearest(
-    facts: Iterable[RunFacts], size: int, has: Callable[[RunFacts], bool]
-) -> list[RunFacts]:
-    """Return the runs that have a sample and whose L is nearest to a size by ratio, all of that L."""
-    having = [each for each in facts if each.size > 0 and has(each)]
-    if not having:
-        return []
-    best = min((_distance(each.size, size), each.size) for each in having)[1]
-    return [each for each in having if each.size == best]
-
-
-def far(measured: int, asked: int) -> bool:
-    """Return whether a size is so far from a measured one that this must be said."""
-    return _distance(measured, asked) > math.log(FAR)
-
-
-def _distance(one: int, other: int) -> float:
-    return abs(math.log(one / other))
 
 
 def _seconds(value_ms: float | None) -> float | None:

@@ -16,7 +16,8 @@ others task 0's own link carries their inputs one after the other, and results c
 the result's way to Python. The cold step is a warm one and what the session's first run pays once. The wall time
 is the cold step, the warm ones, traced and probe steps, inputs, check, and all that any run costs.
 
-Ranges are interval arithmetic over the samples of each constant, widened by what past predictions missed.
+Ranges are interval arithmetic over the samples of each constant. What the formula misses, waiting above all, is
+corrected by the median of measured / foreseen over past runs of the kind, and the range holds their spread.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Part:
     """A part of the foreseen step.
 
     Attributes:
-        what: `overhead`, `compute`, `transfer` or `fetch`.
+        what: `overhead`, `compute`, `transfer`, `fetch`, or `correction`, which may be below 0.
         where: Whose, in words.
         seconds: Its length.
     """
@@ -62,6 +63,7 @@ class Prediction:
         warm: Median warm step.
         cold: First step; None if no cold step of the kind was measured.
         wall: From the command's start to its end; None if no run of the kind has an end.
+        model_s: The warm step before it was corrected by past predictions.
         parts: Of the warm step: the path that decides; they add up to `warm.value`.
         constants: What it rests on.
         notes: What it could not know, one line each.
@@ -72,6 +74,7 @@ class Prediction:
     warm: Range
     cold: Range | None
     wall: Range | None
+    model_s: float
     parts: tuple[Part, ...]
     constants: tuple[Figure, ...]
     notes: tuple[str, ...]
@@ -84,28 +87,37 @@ def predict(work: Work, facts: Sequence[RunFacts], ratios: Sequence[float] = ())
     Args:
         work: The run.
         facts: Runs of the same machines that ended ok, oldest first.
-        ratios: Measured / foreseen warm step of past predictions; with three or more the ranges are widened to
-            hold their extremes.
+        ratios: Measured warm step / what the model alone said, of past runs of the kind; with three or more their
+            median corrects the step, and the range holds what they span.
 
     Raises:
         RecordError: The runs lack the rate of the products or of the network.
     """
     book = Book(facts)
-    parts, warm = step_of(work, book)
+    parts, model = step_of(work, book)
+    warm = model
+    missed = figure("step / model", "", ratios, "past predictions") if len(ratios) >= 3 else None
+    if missed is not None:
+        spread = book.keep(missed).range
+        warm = Range(
+            model.value * spread.value,
+            min(model.low, model.value * spread.low),
+            max(model.high, model.value * spread.high),
+        )
+        beyond = model.value * (spread.value - 1)
+        parts.append(
+            Part("correction", "what past predictions missed", Range(beyond, beyond, beyond))
+        )
     cold, wall = _cold_and_wall(work, book, warm)
-    if len(ratios) >= 3:
-        low, high = min(ratios), max(ratios)
-        warm = _widened(warm, low, high)
-        cold = None if cold is None else _widened(cold, low, high)
-        wall = None if wall is None else _widened(wall, low, high)
     return Prediction(
         work=work,
         warm=warm,
         cold=cold,
         wall=wall,
+        model_s=model.value,
         parts=tuple(parts),
         constants=tuple(book.used.values()),
-        notes=tuple(dict.fromkeys(book.notes)),
+        notes=book.notes,
         runs=tuple(each.run_id for each in facts),
     )
 
@@ -150,7 +162,7 @@ def _one_node_path(work: Work, book: Book, own: Part) -> tuple[list[Part], Range
         wires = book.transfer(work, out=False)
         if work.feed == "fed":
             wires = wires + book.transfer(work, out=True)
-        book.notes.append("transfers within one node: between nothing and the network's")
+        book.note("transfers within one node: between nothing and the network's")
         path.append(Part("transfer", "between servers of one node", replace(wires, low=0.0)))
     return path, _sum(path)
 
@@ -168,7 +180,7 @@ def _cold_and_wall(work: Work, book: Book, warm: Range) -> tuple[Range | None, R
         "a run without its work", "s", [each.fixed_s or 0.0 for each in same], f"{work.feed} runs"
     )
     if cold is None or fixed is None:
-        book.notes.append(
+        book.note(
             f"no {work.feed} run with --placement {work.placement} yet: cold step and total are not foreseen"
         )
         return cold, None
@@ -208,7 +220,7 @@ def _check(work: Work, book: Book) -> Range:
     by_float64 = figure("check by float64", "ns", samples["float64"], "runs")
     by_vector = figure("check by random vectors", "ns", samples["random-vector"], "runs")
     if by_float64 is None and by_vector is None:
-        book.notes.append("the check of the result was not measured: it is left out")
+        book.note("the check of the result was not measured: it is left out")
         return NOTHING
     if by_float64 is not None:
         full = by_float64.range.times(exact / 1e9)
@@ -241,11 +253,6 @@ def _starved(work: Work, facts: Sequence[RunFacts]) -> bool:
     if work.inter_op is not None:
         return work.inter_op == 1
     return bool(facts) and bool(facts[-1].machines) and facts[-1].machines[0][1] == 1
-
-
-def _widened(range_: Range, low: float, high: float) -> Range:
-    value = range_.value
-    return Range(value, min(range_.low, value * low), max(range_.high, value * high))
 
 
 def _sum(parts: Sequence[Part]) -> Range:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from labctl.analysis.book import Work, work_of
 from labctl.analysis.constants import HISTORY_RUNS, Range, RunFacts
@@ -11,7 +11,7 @@ from labctl.analysis.predict import Prediction, predict
 from labctl.analysis.steps import percentile
 from labctl.errors import RecordError
 
-RATIOS = 20  # newest past predictions that widen a range
+RATIOS = 20  # newest past predictions that correct the next one
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,7 @@ class Scored:
         cold_s: Measured.
         wall: Foreseen wall time, None if it could not be.
         wall_s: Measured.
+        model_s: What the formula alone said of the warm step.
         known: Runs that the prediction rests on.
         planned: The prediction was asked for before the run, with `labctl plan`.
     """
@@ -56,13 +57,14 @@ class Scored:
     cold_s: float | None
     wall: Range | None
     wall_s: float | None
+    model_s: float
     known: int
     planned: bool = False
 
     @property
     def ratio(self) -> float:
-        """Measured / foreseen warm step."""
-        return self.warm_s / self.warm.value
+        """Measured warm step / what the formula alone said."""
+        return self.warm_s / self.model_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +124,8 @@ def score(facts: Sequence[RunFacts], plans: Sequence[Plan] = ()) -> Score:
 
 
 def ratios_of(scored: Sequence[Scored], work: Work) -> tuple[float, ...]:
-    """Return measured / foreseen of the newest predictions of the same feed and placement."""
-    same = [
-        each.ratio
-        for each in scored
-        if (each.work.feed, each.work.placement) == (work.feed, work.placement)
-    ]
+    """Return measured / model of the newest runs of the same feed, placement and inter-op threads."""
+    same = [each.ratio for each in scored if _kind(each.work) == _kind(work)]
     return tuple(same[-RATIOS:])
 
 
@@ -150,6 +148,10 @@ def alike(facts: Sequence[RunFacts], run: RunFacts) -> list[RunFacts]:
     return [each for each in facts if each.machines == run.machines][-HISTORY_RUNS:]
 
 
+def _kind(work: Work) -> tuple[str, str, int | None]:
+    return work.feed, work.placement, work.inter_op
+
+
 def _scored(run: RunFacts, known: Sequence[RunFacts], done: Sequence[Scored]) -> Scored | str:
     work = work_of(run.parameters, run.tasks)
     if isinstance(work, str):
@@ -169,6 +171,7 @@ def _scored(run: RunFacts, known: Sequence[RunFacts], done: Sequence[Scored]) ->
         cold_s=run.cold_s,
         wall=found.wall,
         wall_s=run.wall_s,
+        model_s=found.model_s,
         known=len(known),
     )
 
@@ -180,10 +183,7 @@ def _as_planned(each: Scored, facts: Sequence[RunFacts], plans: Sequence[Plan]) 
     if not fitting:
         return each
     plan = max(fitting, key=lambda one: one.asked_unix_s)
-    return Scored(
-        each.run_id, each.work, plan.warm, each.warm_s, each.cold, each.cold_s, plan.wall, each.wall_s,
-        each.known, planned=True,
-    )  # fmt: skip
+    return replace(each, warm=plan.warm, wall=plan.wall, planned=True)
 
 
 def _overall(runs: Sequence[Scored]) -> tuple[Errors, ...]:

@@ -23,9 +23,10 @@ _VERDICTS = {
 }
 _BY = {"question": "the question says", "answer": "the answer says", "lab": "found in this lab"}
 _NEVER_KNOWN = (
-    "What made the run of the original question slow was never established: the thread has no second measurement, "
-    "names neither the GPUs nor TensorFlow's version, and nobody reported the experiment that its answer asks for. "
-    "What follows is what the same computation does on other machines, and what follows from that."
+    "What made the original run slow is not known here, and nothing below claims it. What there is of the thread "
+    "is the question and one answer; they name neither the GPUs nor TensorFlow's version, the answer asks for the "
+    "experiment to be run again, and no result of that is known. What follows is what the same computation does "
+    "on other machines, claim by claim."
 )
 _QUESTION = (
     "The question: A^n + B^n, two L x L float32 matrices (L = 1000, n = 5), one power on each of two machines, "
@@ -137,7 +138,7 @@ def _claim_section(claim: Claim) -> list[str]:
     lines = [
         f"### {claim.text}",
         "",
-        f"**{_VERDICTS[claim.verdict].capitalize()}** ({_BY[claim.by]}). {claim.why}",
+        f"**{_VERDICTS[claim.verdict]}** ({_BY[claim.by]}). {claim.why}",
     ]
     if claim.numbers:
         rows = [(each.what, _value(each), _interval(each), each.n or "") for each in claim.numbers]
@@ -258,8 +259,10 @@ def _interval(number: Number) -> str:
     if number.low is None or number.high is None:
         return ""
     mark = "95 % " if number.difference else ""
-    two = number.unit == "x"
-    low, high = (f"{each:.2f}" if two else _digits(each) for each in (number.low, number.high))
+    low, high = (
+        f"{each:.2f}" if number.unit == "x" and each < 100 else _digits(each)
+        for each in (number.low, number.high)
+    )
     return f"{mark}{low} to {high}"
 
 

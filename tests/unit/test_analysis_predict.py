@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from labctl.analysis.book import Work, work_of
 from labctl.analysis.breakeven import gpu_step, least_power, least_size
-from labctl.analysis.constants import Range, RunFacts, figure, nearest
+from labctl.analysis.constants import Range, RunFacts, figure
 from labctl.analysis.predict import predict
 from labctl.analysis.ptx import find_gpu
 from labctl.analysis.score import Plan, alike, foresee, score
@@ -124,10 +124,16 @@ def test_ranges_hold_the_samples_and_past_misses() -> None:
     found = predict(Work(), known)
     assert found.warm.low < found.warm.value < found.warm.high
     assert found.warm.high == pytest.approx(0.002 + 0.004 + 8 / 160 + 0.004 + 0.003)
-    widened = predict(Work(), known, ratios=(0.5, 1.0, 1.6))
-    assert widened.warm.value == found.warm.value
-    assert widened.warm.low == pytest.approx(0.5 * found.warm.value)
-    assert widened.warm.high == pytest.approx(1.6 * found.warm.value)
+    assert predict(Work(), known, ratios=(0.5, 1.6)) == found  # two are not enough
+    corrected = predict(Work(), known, ratios=(0.5, 1.2, 1.6))
+    assert corrected.model_s == pytest.approx(found.warm.value)
+    assert corrected.warm.value == pytest.approx(1.2 * found.warm.value)
+    assert corrected.warm.low == pytest.approx(0.5 * found.warm.value)
+    assert corrected.warm.high == pytest.approx(1.6 * found.warm.value)
+    assert sum(part.seconds.value for part in corrected.parts) == pytest.approx(
+        corrected.warm.value
+    )
+    assert corrected.parts[-1].what == "correction"
 
 
 def test_without_traces_the_baseline_stands_in_and_says_so() -> None:
@@ -172,7 +178,6 @@ def test_the_nearest_size_is_taken_and_told() -> None:
     assert rates["products on tf0"] == 20.0
     assert rates["tensors tf0 to tf1"] == 1000.0
     assert any(note.startswith("tensors tf0 to tf1: measured at L 1000") for note in small.notes)
-    assert nearest(known, 1, lambda _: False) == []
 
 
 def test_small_tensors_say_nothing_of_the_rate() -> None:
