@@ -38,7 +38,14 @@ _NEEDS_GPU = "it shows only where there is a GPU: labctl run --gpu on such a lab
 _NO_SETTING = (
     "no setting of labctl run takes it away: remove it on the node, run again, and compare"
 )
+_NO_TIME = "it costs no time: the run's result or its error says it already"
+_OF_SCRIPT = "it is set in a script or in --env: make one run with it and one without, then labctl runs compare"
 _UNPROVABLE = {
+    "float32-overflow": _NO_TIME,
+    "graph-too-large": _NO_TIME,
+    "protocol-plugin": _OF_SCRIPT,
+    "remote-master": _OF_SCRIPT,
+    "xla-compile": _OF_SCRIPT,
     "soft-placement": _NEEDS_GPU,
     "cuda-libraries-missing": _NEEDS_GPU,
     "driver-mismatch": _NEEDS_GPU,
