@@ -12,6 +12,7 @@ from labctl.analysis.ptx import Gpu
 
 MAX_POWER = 1_000
 MAX_SIZE = 23_170
+_POWERS = (*range(1, 65), 96, 128, 192, 256, 384, 512, 768, MAX_POWER)
 _GPU_SHARES = (0.5, 0.8, 0.2)  # of the peak: middle, best, worst; see `ptx.library_s`
 
 
@@ -25,7 +26,7 @@ def gpu_step(work: Work, facts: Sequence[RunFacts], gpu: Gpu) -> Range:
         RecordError: As `predict`.
     """
     middle, best, worst = (
-        2 * work.products * work.size**3 / (s * gpu.peak_tflops * 1e12) for s in _GPU_SHARES
+        2 * work.products * work.size**3 / (share * gpu.peak_tflops * 1e12) for share in _GPU_SHARES
     )
     copies = 2 if work.feed == "fed" else 1
     host_s = copies * work.matrix_mb / 1e3 / gpu.host_gb_per_s
@@ -33,27 +34,34 @@ def gpu_step(work: Work, facts: Sequence[RunFacts], gpu: Gpu) -> Range:
     return step_of(work, book)[1]
 
 
-def least_power(
-    work: Work, other: Work, facts: Sequence[RunFacts], book: Book | None = None
-) -> int | None:
+def least_power(work: Work, other: Work, facts: Sequence[RunFacts]) -> int | None:
     """Return the smallest n from which on `work` is faster than `other`, None if it never is up to `MAX_POWER`.
-
-    Args:
-        work: The one, whatever its n.
-        other: The other.
-        facts: As of `predict`.
-        book: Where `work` finds its constants, if not in `facts`.
 
     Raises:
         RecordError: As `predict`.
     """
-    mine, theirs = book or Book(facts), Book(facts)
-    powers = [*range(1, 65), 96, 128, 192, 256, 384, 512, 768, MAX_POWER]
+    mine, theirs = Book(facts), Book(facts)
     return _first_after_losses(
-        powers,
+        _POWERS,
         lambda power: (
             step_of(replace(work, power=power), mine)[1].value
             < step_of(replace(other, power=power), theirs)[1].value
+        ),
+    )
+
+
+def least_power_on_gpu(work: Work, facts: Sequence[RunFacts], gpu: Gpu) -> int | None:
+    """Return the smallest n from which on a GPU's step is shorter than the CPUs', None if it never is.
+
+    Raises:
+        RecordError: As `predict`.
+    """
+    book = Book(facts)
+    return _first_after_losses(
+        _POWERS,
+        lambda power: (
+            gpu_step(replace(work, power=power), facts, gpu).value
+            < step_of(replace(work, power=power), book)[1].value
         ),
     )
 

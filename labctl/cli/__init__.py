@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from labctl import __version__
-from labctl.cli import answer, check, machines, provision, report, run, runs, why
+from labctl.cli import answer, check, machines, plan, provision, report, run, runs, why
 
 app = typer.Typer(
     name="labctl",
@@ -50,6 +50,7 @@ app.command()(run.logs)
 app.command()(why.why)
 app.command()(report.report)
 app.command()(answer.answer)
+app.command()(plan.plan)
 app.add_typer(runs.runs_app, name="runs")
 app.command()(machines.down)
 app.command()(machines.use)
