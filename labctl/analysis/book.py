@@ -31,6 +31,7 @@ class Work:
         repeat: Warm steps.
         fetch: `sum` or `none`.
         trace: Traced and probe steps follow.
+        command: It is a command of its own, not part of a batch.
     """
 
     size: int = 1000
@@ -43,6 +44,7 @@ class Work:
     repeat: int = 10
     fetch: str = "sum"
     trace: bool = True
+    command: bool = True
 
     @property
     def products(self) -> int:
@@ -64,7 +66,7 @@ class Work:
         return 4 * self.size**2 / 1e6
 
 
-def work_of(parameters: Parameters, tasks: int) -> Work | str:
+def work_of(parameters: Parameters, tasks: int, *, command: bool = True) -> Work | str:
     """Return the work of a run, or why the model does not hold for it."""
     if parameters.experiment != "matpow":
         return "script"
@@ -89,6 +91,7 @@ def work_of(parameters: Parameters, tasks: int) -> Work | str:
         repeat=parameters.repeat or 0,
         fetch=parameters.fetch or "sum",
         trace=parameters.trace,
+        command=command,
     )
 
 

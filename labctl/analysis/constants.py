@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 HISTORY_RUNS = 60
 _MANY = 10
+PHASE_STARTUP = "startup"
+# What a command does before its run; runs of a batch share one connection and have none of it.
+_COMMAND = frozenset({PHASE_STARTUP, "inventory", "connect"})
 # Phases whose length depends on the work; all others are the price of any run.
 _VARIABLE = frozenset(
     {
@@ -113,7 +116,8 @@ class RunFacts:
         tracing_ratio: Traced step / warm step.
         gflops: By task: one sample a traced step.
         edges: Bytes and wire time of each tensor that travelled, by source and target task.
-        fixed_s: Wall time without the phases that depend on the work.
+        command_s: Start of labctl, inventory and connection; None in a run of a batch.
+        fixed_s: Wall time without that and without the phases that depend on the work.
         inputs_s: Making the inputs.
         stage_s: Bringing them to their tasks, None if they were not staged.
         verify_s: Checking the result.
@@ -134,6 +138,7 @@ class RunFacts:
     tracing_ratio: float | None = None
     gflops: dict[int, tuple[float, ...]] = field(default_factory=dict)
     edges: dict[tuple[int, int], tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    command_s: float | None = None
     fixed_s: float | None = None
     inputs_s: float | None = None
     stage_s: float | None = None
@@ -176,9 +181,8 @@ def facts_of(explained: Explained) -> RunFacts | None:
         tracing_ratio=None if explained.tracing is None else explained.tracing.ratio,
         gflops=_gflops(explained),
         edges=_edges(explained),
-        fixed_s=None
-        if wall_s is None
-        else wall_s - sum(seconds for phase, seconds in rows.items() if phase in _VARIABLE),
+        command_s=_sum(rows, _COMMAND) if PHASE_STARTUP in rows else None,
+        fixed_s=None if wall_s is None else wall_s - _sum(rows, _VARIABLE | _COMMAND),
         inputs_s=rows.get(wire.PHASE_INPUTS),
         stage_s=rows.get(wire.PHASE_STAGE),
         verify_s=rows.get(wire.PHASE_VERIFY),
@@ -202,6 +206,10 @@ def figure(name: str, unit: str, samples: Sequence[float], source: str) -> Figur
     many = len(good) >= _MANY
     low, high = (percentile(good, 5), percentile(good, 95)) if many else (min(good), max(good))
     return Figure(name, unit, Range(percentile(good, 50), low, high), len(good), source)
+
+
+def _sum(rows: dict[str, float], phases: frozenset[str]) -> float:
+    return math.fsum(seconds for phase, seconds in rows.items() if phase in phases)
 
 
 def _seconds(value_ms: float | None) -> float | None:

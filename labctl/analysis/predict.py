@@ -185,6 +185,10 @@ def _cold_and_wall(work: Work, book: Book, warm: Range) -> tuple[Range | None, R
         )
         return cold, None
     wall = book.keep(fixed).range + cold + warm.times(work.repeat)
+    starts = [each.command_s for each in book.facts if each.command_s is not None]
+    command = figure("labctl's start and connection", "s", starts, "runs")
+    if work.command and command is not None:
+        wall = wall + book.keep(command).range
     wall = wall + _inputs(work, same, book) + _check(work, book) + _extra(work, book, warm)
     return cold, wall
 

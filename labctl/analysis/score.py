@@ -153,7 +153,7 @@ def _kind(work: Work) -> tuple[str, str, int | None]:
 
 
 def _scored(run: RunFacts, known: Sequence[RunFacts], done: Sequence[Scored]) -> Scored | str:
-    work = work_of(run.parameters, run.tasks)
+    work = work_of(run.parameters, run.tasks, command=run.command_s is not None)
     if isinstance(work, str):
         return work
     if run.warm_s is None or run.warm_s <= 0:

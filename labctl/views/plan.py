@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from labctl.drive.foresee import OnGpu, Outlook
 
 _SHOWN_RUNS = 12
+_NOISE_S = 1e-9
 
 
 def plan_lines(found: Outlook) -> list[str]:
@@ -55,8 +56,10 @@ def head_line(work: Work) -> str:
 
 def figure_text(each: Figure) -> str:
     """Return a constant with its unit, spread, samples and source."""
-    spread = "" if each.n == 1 else f"{_digits(each.range.low)} to {_digits(each.range.high)}, "
-    value = f"{_digits(each.range.value)} {each.unit}".strip()
+    value, low, high = (
+        _amount(one, each.unit) for one in (each.range.value, each.range.low, each.range.high)
+    )
+    spread = "" if each.n == 1 else f"{low} to {high}, "
     return f"{each.name}: {value} ({spread}n {each.n}, {each.source})"
 
 
@@ -127,7 +130,7 @@ def score_lines(found: Score) -> list[str]:
             *(_errors_line(each) for each in found.by_parameter),
         ]
         shown = found.runs[-_SHOWN_RUNS:]
-        lines += ["", f"  {'run':<24}{'foreseen':>22}{'measured':>12}{'error':>8}  what"]
+        lines += ["", f"  {'run':<24}{'foreseen':>26}{'measured':>11}{'error':>8}  what"]
         lines += [_run_line(each) for each in shown]
         if len(shown) < len(found.runs):
             lines.append(f"  the newest {len(shown)} of {len(found.runs)}; --json has all")
@@ -232,7 +235,7 @@ def _run_line(each: Scored) -> str:
     inter_op = "default" if work.inter_op is None else work.inter_op
     what = f"L {work.size} n {work.power} {work.algorithm} {work.feed} {work.placement} inter-op {inter_op}"
     planned = "  planned" if each.planned else ""
-    return f"  {each.run_id:<24}{_span(each.warm):>22}{_time(each.warm_s):>12}{error:>+7.0f}%  {what}{planned}"
+    return f"  {each.run_id:<24}{_span(each.warm):>26}{_time(each.warm_s):>11}{error:>+7.0f}%  {what}{planned}"
 
 
 def _span(range_: Range) -> str:
@@ -246,6 +249,12 @@ def _time(seconds: float) -> str:
     if abs(milliseconds) >= 1:
         return f"{milliseconds:.0f} ms" if abs(milliseconds) >= 10 else f"{milliseconds:.1f} ms"
     return f"{milliseconds * 1e3:.0f} µs"
+
+
+def _amount(value: float, unit: str) -> str:
+    if unit in {"s", "s/MB"}:
+        return "0, under the noise" if value < _NOISE_S else f"{_time(value)}{unit[1:]}"
+    return f"{_digits(value)} {unit}".strip()
 
 
 def _digits(value: float) -> str:

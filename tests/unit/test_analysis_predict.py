@@ -39,7 +39,7 @@ def facts(number: int = 1, **changed: Any) -> RunFacts:
         "at_unix_s": 1_000_000.0 + number, "parameters": parameters(), "tasks": 2,
         "machines": MACHINES, "warm_s": 0.053, "cold_s": 0.253, "wall_s": 5.0, "null_s": 0.002,
         "no_fetch_s": 0.050, "tracing_ratio": 1.1, "gflops": {0: (200.0,), 1: (200.0,)},
-        "edges": {(0, 1): ((MATRIX, 0.004),), (1, 0): ((MATRIX, 0.004),)}, "fixed_s": 3.0,
+        "edges": {(0, 1): ((MATRIX, 0.004),), (1, 0): ((MATRIX, 0.004),)}, "command_s": 0.5, "fixed_s": 3.0,
         "inputs_s": 0.08, "verify_s": 0.2, "checked_by": "float64",
     }  # fmt: skip
     return RunFacts(**{**values, **changed})
@@ -99,8 +99,11 @@ def test_the_wall_time_adds_up() -> None:
     found = predict(Work(repeat=4), [facts()])
     assert found.wall is not None
     # fixed, cold, 4 warm, inputs, check of the same size, 3 traced steps, 5 probes of two kinds
-    expected = 3.0 + 0.253 + 4 * 0.053 + 0.08 + 0.2 + 3 * 1.1 * 0.053 + 5 * (0.050 + 0.002)
+    expected = 0.5 + 3.0 + 0.253 + 4 * 0.053 + 0.08 + 0.2 + 3 * 1.1 * 0.053 + 5 * (0.050 + 0.002)
     assert found.wall.value == pytest.approx(expected)
+    in_batch = predict(Work(repeat=4, command=False), [facts()])
+    assert in_batch.wall is not None
+    assert in_batch.wall.value == pytest.approx(expected - 0.5)
     plain = predict(Work(repeat=4, trace=False), [facts()])
     assert plain.wall is not None
     assert plain.wall.value < found.wall.value
