@@ -30,8 +30,8 @@ def explain(data: RunData) -> Explained:
     trace = typical(traces)
     split = None if trace is None else split_step(trace, stats.warm_median_ms)
     phases = client_spans(record, data.events, clocks)
-    finer = split_first_step(phases, data, clocks)
-    rows = split_warm_steps(finer, data.events, split)
+    finer = split_first_step(phases, data, clocks, stats.warm_median_ms)
+    rows = split_warm_steps(finer, steps, split)
     return Explained(
         data=data,
         clocks=clocks.lines(),

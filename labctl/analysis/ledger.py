@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from labctl.analysis.clock import Clocks
 from labctl.analysis.model import StepSplit
-from labctl.analysis.steps import step_stats, steps_of
+from labctl.analysis.steps import Step
 from labctl.node import wire
 from labctl.runs.data import RunData
 from labctl.runs.events import Event
@@ -137,14 +137,15 @@ def process_spans(
     return spans
 
 
-def split_first_step(spans: Sequence[Span], data: RunData, clocks: Clocks) -> list[Span]:
+def split_first_step(
+    spans: Sequence[Span], data: RunData, clocks: Clocks, warm_median_ms: float | None
+) -> list[Span]:
     """Return phases with the first contact of the tasks and the first step told apart.
 
     `connect_peers` lasts from the begin of the phase in which the session first works to TensorFlow's line that
     it goes on to the graph; `graph_setup` is what the first step takes above a median warm one: placement,
     optimisation, registration, loading of kernels; `first_run` is that warm step's worth.
     """
-    warm_ms = step_stats(steps_of(data.events)).warm_median_ms
     reached_s = _reached_s(data, clocks)
     pieces: list[Span] = []
     for span in spans:
@@ -157,10 +158,10 @@ def split_first_step(spans: Sequence[Span], data: RunData, clocks: Clocks) -> li
                 replace(span, phase=PHASE_CONNECT, duration_s=reached_s - start_s, source="log")
             )
             start_s = reached_s
-        if span.phase == wire.PHASE_STAGE or warm_ms is None or reached_s is None:
+        if span.phase == wire.PHASE_STAGE or warm_median_ms is None or reached_s is None:
             pieces.append(replace(span, start_s=start_s, duration_s=end_s - start_s))
             continue
-        run_s = max(start_s, end_s - warm_ms / 1e3)
+        run_s = max(start_s, end_s - warm_median_ms / 1e3)
         pieces += [
             Span(PHASE_GRAPH_SETUP, span.node, start_s, run_s - start_s, "log"),
             Span(PHASE_FIRST_RUN, span.node, run_s, end_s - run_s, "steps"),
@@ -169,10 +170,10 @@ def split_first_step(spans: Sequence[Span], data: RunData, clocks: Clocks) -> li
 
 
 def split_warm_steps(
-    spans: Sequence[Span], events: Sequence[Event], split: StepSplit | None
+    spans: Sequence[Span], steps: Sequence[Step], split: StepSplit | None
 ) -> list[Span]:
     """Return phases with the warm steps told apart; what lies between the steps stays `warm_steps`."""
-    steps_s = math.fsum(step.duration_ms for step in steps_of(events) if step.kind == "warm") / 1e3
+    steps_s = math.fsum(step.duration_ms for step in steps if step.kind == "warm") / 1e3
     pieces: list[Span] = []
     for span in spans:
         if span.phase != wire.PHASE_WARM_STEPS or split is None or steps_s <= 0:

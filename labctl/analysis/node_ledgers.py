@@ -21,10 +21,12 @@ from labctl.analysis.split import task_parts
 from labctl.analysis.trace import task_nodes
 from labctl.node import wire
 from labctl.runs.data import RunData
+from labctl.runs.events import Event
 from labctl.runs.record import Span
 
 WAITING = "waiting"
 SERVER = "join_server"
+_SAME_S = 0.05
 # Phases of the client in which the other tasks work for it.
 _SHARED = frozenset(
     {
@@ -129,17 +131,35 @@ def _shares(span: Span, trace: StepTrace | None, task: int | None, client: str) 
 
 
 def _server_spans(data: RunData, node: str, clocks: Clocks) -> list[Span]:
-    """Return the phases of a join server's start, from its events or else from what it said when asked."""
-    spans = process_spans(data.server_events.get(node, ()), node, clocks)
-    if not spans:
-        spans = [
-            replace(span, node=node, start_s=clocks.since_origin_s(node, span.start_s))
-            for server in data.record.servers_before
-            if server.node == node
-            for span in server.phases
+    """Return the phases of a join server's starts: what it said when asked before the run, and its events since."""
+    spans = [
+        replace(span, node=node, start_s=clocks.since_origin_s(node, span.start_s))
+        for server in data.record.servers_before
+        if server.node == node
+        for span in server.phases
+    ]
+    for process in _processes(data.server_events.get(node, ())):
+        spans += [
+            span
+            for span in process_spans(process, node, clocks)
+            if all(not _same_phase(span, known) for known in spans)
         ]
     return [
-        replace(span, phase=f"{SERVER} {span.phase}", source=SERVER.replace("_", "-"))
-        for span in spans
+        replace(span, phase=f"{SERVER} {span.phase}", source="join-server")
+        for span in sorted(spans, key=lambda span: (span.start_s, span.phase))
         if span.duration_s > 0
     ]
+
+
+def _same_phase(span: Span, known: Span) -> bool:
+    return span.phase == known.phase and abs(span.start_s - known.start_s) < _SAME_S
+
+
+def _processes(events: Sequence[Event]) -> list[list[Event]]:
+    """Return the events of each process by itself: a server's first is its `hello`."""
+    processes: list[list[Event]] = []
+    for event in sorted(events, key=lambda event: event.t_ns):
+        if event.kind == wire.HELLO or not processes:
+            processes.append([])
+        processes[-1].append(event)
+    return processes

@@ -127,6 +127,9 @@ class _Path:
             if not on_stream(run):
                 key = run.task, run.name
                 self._ops[key] = _Op(run, max(run.end_s, kernels.get(key, 0.0)))
+        self._by_name: dict[str, list[_Op]] = {}
+        for (_, name), op in self._ops.items():
+            self._by_name.setdefault(name, []).append(op)
         self._edges: dict[tuple[int, str], Edge] = {
             (edge.target, edge.tensor): edge for edge in trace.edges
         }
@@ -157,7 +160,10 @@ class _Path:
                 self._through(self._began.get(task, 0.0), task, gap)
                 return
             if isinstance(before, _Op):
-                self._through(before.end_s, task, gap)
+                if before.run.task == task:
+                    self._through(before.end_s, task, gap)
+                else:
+                    self._back_to(before.end_s, OTHER, None)
                 op = before
                 continue
             self._through(before.arrived_s, task, gap)
@@ -175,11 +181,16 @@ class _Path:
         return latest
 
     def _input(self, task: int, name: str) -> tuple[_Op | Edge | None, float]:
+        """Return what brought an input and when: an op, a transfer, or the op at the start of a lost transfer."""
         op = self._ops.get((task, name))
         if op is not None:
             return op, op.end_s
-        edge = self._edges.get((task, _RECEIVED.sub("", name)))
-        return edge, math.inf if edge is None else edge.arrived_s
+        tensor = _RECEIVED.sub("", name)
+        edge = self._edges.get((task, tensor))
+        if edge is not None:
+            return edge, edge.arrived_s
+        makers = self._by_name.get(tensor, ()) if tensor != name else ()
+        return (makers[0], makers[0].end_s) if len(makers) == 1 else (None, math.inf)
 
     def _untold(self, op: _Op) -> bool:
         """Return whether an op reads a tensor of another task whose transfer the trace does not hold."""

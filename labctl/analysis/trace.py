@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from labctl.analysis.clock import Clocks
 from labctl.analysis.intervals import covered_s, merge
@@ -42,7 +44,7 @@ def on_stream(run: OpRun) -> bool:
 
 def computes(run: OpRun) -> bool:
     """Return whether a row stands for computing: no passing on, no copy, no waiting for a stream."""
-    if on_stream(run):
+    if "/" in run.device:
         return not run.device.endswith(("/memcpy", "/sync", ">"))
     return run.op not in IDLE_OPS
 
@@ -117,8 +119,20 @@ class _Reader:
         if rounded:
             self.problems.append(f"the bytes of {rounded} transfers are TensorFlow's rounded ones")
         size = self._data.record.parameters.size
+        working = {task: [run for run in own if computes(run)] for task, own in by_task.items()}
+        busy_times = {task: busy(own) for task, own in working.items()}
+        products = {task: _products(own, size) for task, own in working.items()}
         tasks = tuple(
-            _task(task, self._node(task), by_task[task], began[task], size)
+            TaskTrace(
+                task=task,
+                node=self._node(task),
+                began_s=began[task],
+                ended_s=max(run.end_s for run in by_task[task]),
+                compute_s=covered_s(busy_times[task]),
+                op_sum_s=_op_sum_s(working[task]),
+                products=products[task][0],
+                gflops=products[task][1],
+            )
             for task in sorted(by_task)
         )
         last_s = max([run.end_s for run in runs] + [edge.arrived_s for edge in edges])
@@ -129,7 +143,7 @@ class _Reader:
             edges=tuple(edges),
             tasks=tasks,
             compute_sum_s=math.fsum(task.compute_s for task in tasks),
-            compute_union_s=covered_s(busy(runs)),
+            compute_union_s=covered_s(merge(chain.from_iterable(busy_times.values()))),
             dispatch_s=runs[0].start_s,
             fetch_s=max(0.0, duration_s - last_s),
         )
@@ -145,7 +159,7 @@ class _Reader:
                 for own in ops.values()
             )
             found = start_us * 1000, max(length_s, 1e-6)
-        self._start_us = found[0] // 1000
+        self._start_us = round(found[0] / 1000)
         self._at_s = self._clocks.since_origin_s(
             self._data.record.remote.node, self._start_us / 1e6
         )
@@ -276,28 +290,21 @@ def _began_s(own: Sequence[OpRun]) -> float:
     return min(run.start_s for run in own) if source is None else source
 
 
-def _task(
-    task: int, node: str, own: Sequence[OpRun], began_s: float, size: int | None
-) -> TaskTrace:
-    products = [run for run in own if run.op == PRODUCT and not on_stream(run)]
-    kernels = [run for run in own if run.op == PRODUCT and on_stream(run) and computes(run)]
-    counts: dict[str, int] = {}
-    for run in products:
-        counts[run.device] = counts.get(run.device, 0) + 1
-    # A GPU's op row ends when its kernel is queued; the kernel's own row says how long it took.
-    product_s = covered_s(merge((run.start_s, run.end_s) for run in kernels or products))
-    flop = 2.0 * size**3 * len(products) if size else 0.0
-    return TaskTrace(
-        task=task,
-        node=node,
-        began_s=began_s,
-        ended_s=max(run.end_s for run in own),
-        compute_s=covered_s(busy(own)),
-        op_sum_s=math.fsum(
-            run.duration_s
-            for run in own
-            if computes(run) and not run.device.endswith("/stream:all")
-        ),
-        products=counts,
-        gflops=flop / product_s / 1e9 if flop and product_s > 0 else None,
+def _op_sum_s(working: Sequence[OpRun]) -> float:
+    return math.fsum(
+        run.end_s - run.start_s for run in working if not run.device.endswith("/stream:all")
     )
+
+
+def _products(working: Sequence[OpRun], size: int | None) -> tuple[dict[str, int], float | None]:
+    """Return how many products ran by device, and at how many GFLOP/s.
+
+    A GPU's op row ends when its kernel is queued; the kernel's own row says how long it took.
+    """
+    products = [run for run in working if run.op == PRODUCT]
+    kernels = [run for run in products if on_stream(run)]
+    counts = Counter(run.device for run in products if not on_stream(run))
+    product_s = covered_s(merge((run.start_s, run.end_s) for run in kernels or products))
+    if not size or not counts or product_s <= 0:
+        return dict(counts), None
+    return dict(counts), 2.0 * size**3 * counts.total() / product_s / 1e9

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median_low
+from typing import NamedTuple
 
 from labctl.analysis.stepstats import NodeRow
 
@@ -23,8 +24,7 @@ _UNITS = {"B": 1, "kB": 2**10, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**4
 _FAR_US = 3_600_000_000  # a stamp this far from its task's others is none
 
 
-@dataclass(frozen=True, slots=True)
-class RawOp:
+class RawOp(NamedTuple):
     """An op by its own device's clock.
 
     Attributes:
@@ -97,7 +97,7 @@ def tell_apart(rows: Iterable[NodeRow]) -> Rows:
             task = None if match is None else int(match[1])
             devices[row.device] = task, _PLACE.sub("", row.device, count=1)
         task, device = devices[row.device]
-        if row.start_us <= 0 or row.end_us < row.start_us:
+        if row.start_us <= 0 or (row.end_us < row.start_us and row.name != _TRANSFER):
             lost += 1
         elif row.name == _TRANSFER:
             edge = _raw_edge(row)
@@ -115,8 +115,8 @@ def tell_apart(rows: Iterable[NodeRow]) -> Rows:
         by_task.setdefault(op.task, []).append(op)
     for task, own in by_task.items():
         middle_us = median_low(op.start_us for op in own)
-        near = [op for op in own if abs(op.start_us - middle_us) < _FAR_US]
-        near = [op for op in near if op.end_us - op.start_us < _FAR_US]
+        earliest_us, latest_us = middle_us - _FAR_US, middle_us + _FAR_US
+        near = [op for op in own if earliest_us < op.start_us and op.end_us < latest_us]
         lost += len(own) - len(near)
         by_task[task] = near
     return Rows({task: own for task, own in by_task.items() if own}, edges, lost + homeless)
@@ -134,9 +134,10 @@ def _adopt(loose: Sequence[NodeRow], ops: Sequence[RawOp]) -> tuple[list[RawOp],
         same = known.get(name)
         if same is None and len(tasks) > 1:
             continue
-        task, op = (same.task, same.op) if same is not None else (tasks[0], kind or name)
+        task = same.task if same is not None else tasks[0]
         device = _PLACE.sub("", row.device, count=1)
-        adopted.append(RawOp(task, device, name, op, (), row.start_us, row.end_us))
+        op = _raw_op(task, device, row)
+        adopted.append(op._replace(name=name, op=op.op or (same.op if same is not None else kind)))
     return adopted, len(loose) - len(adopted)
 
 

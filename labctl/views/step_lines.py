@@ -44,18 +44,18 @@ def split_lines(explained: Explained) -> list[str]:
     lines = []
     if split is not None:
         told = [
-            f"{_what(row)} {row.seconds * 1e3:.1f} ms"
+            f"{_what(row)} {_ms(row.seconds)}"
             for row in split.rows
             if row.seconds >= 0.005 * split.total_s
         ]
-        lines += _wrapped(f"  a warm step of {split.total_s * 1e3:.1f} ms:  ", told)
+        lines += _wrapped(f"  a warm step of {_ms(split.total_s)}:  ", told)
     tasks = [
-        f"task:{task.task} computes {task.compute_s * 1e3:.1f} ms"
+        f"task:{task.task} computes {_ms(task.compute_s)}"
         + (f" at {task.gflops:.0f} GFLOP/s" if task.gflops is not None else "")
         for task in trace.tasks
     ]
     if len(tasks) > 1:
-        tasks.append(f"together {trace.overlap_s * 1e3:.1f} ms of it")
+        tasks.append(f"together {_ms(trace.overlap_s)} of it")
     return lines + _wrapped("  ", tasks)
 
 
@@ -88,6 +88,10 @@ def _edge_line(edge: Edge) -> str:
         f"  {name:<{_NAME}}  {way:<14}  {size:>7}  {asked:>7}  {answered:>8}  "
         f"{edge.arrived_s * 1e3:>10.1f}  {rate:>6}  {share}"
     ).rstrip()
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e3:.3f} ms"
 
 
 def _what(row: SplitRow) -> str:
