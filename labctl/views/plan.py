@@ -56,8 +56,12 @@ def head_line(work: Work) -> str:
 
 def figure_text(each: Figure) -> str:
     """Return a constant with its unit, spread, samples and source."""
-    value, low, high = (
-        _amount(one, each.unit) for one in (each.range.value, each.range.low, each.range.high)
+    value = _amount(each.range.value, each.unit)
+    low, high = (
+        _amount(one, each.unit).removesuffix(f" {each.unit}")
+        if each.unit.endswith("/s")
+        else _amount(one, each.unit)
+        for one in (each.range.low, each.range.high)
     )
     spread = "" if each.n == 1 else f"{low} to {high}, "
     return f"{each.name}: {value} ({spread}n {each.n}, {each.source})"
