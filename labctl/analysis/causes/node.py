@@ -199,36 +199,46 @@ def _judge_slow(run: Explained) -> Verdict:
     if len(known) < len(peaks):
         missing = ", ".join(node_of(run, task) for task in peaks if task not in known)
         return SLOW_NODE.not_measured(f"the peak of {missing}", "labctl check --compute")
-    speeds = {task: max(peak.gflops, _fastest(run, task)) for task, peak in known.items()}
-    best = max(speeds.values())
+    own = {task: peak.gflops for task, peak in known.items()}
+    traced = _fastest(run)
     lines = [
-        f"{peak.node}: {speeds[task]:.1f} GFLOP/s on {peak.threads} CPUs"
+        f"{peak.node}: {peak.gflops:.1f} GFLOP/s by itself on {peak.threads} CPUs"
+        + (f", {traced[task]:.1f} in the traced steps" if task in traced else "")
         for task, peak in known.items()
     ]
     used, reached = uses(run), _reached(run)
-    starved = {task for task in known if _lost(used.get(task), reached.get(task)) is not None}
-    costs = [
-        (_computes_s(run, task, warm) * (1 - speed / best), task)
-        for task, speed in speeds.items()
-        if speed < WEAKER * best and task not in starved
-    ]
+    costs = []
+    for task in known:
+        # A peak that was measured while the node was busy with something else is not believed by itself.
+        share = max(own[task] / max(own.values()), _share_of_best(traced, task))
+        if share < WEAKER and _lost(used.get(task), reached.get(task)) is None:
+            costs.append((_computes_s(run, task, warm) * (1 - share), task, share))
     if not costs or not matters(max(costs)[0], warm):
         return SLOW_NODE.ruled_out(*lines)
-    cost, task = max(costs)
-    node, share = node_of(run, task), speeds[task] / best
+    cost, task, share = max(costs)
+    node = node_of(run, task)
     return SLOW_NODE.found(
         cost,
         lines,
         remedy=f"give {node} the machine type of the others, or less of the work",
-        confidence="high" if run.split is not None else "medium",
+        confidence="high" if task in traced else "medium",
         title=f"{node} computes at {percent(share)} of the best node's speed",
     )
 
 
-def _fastest(run: Explained, task: int) -> float:
-    """Return the best speed of a task's products in the traced steps: a peak that was measured badly is no less."""
-    speeds = [each.gflops for trace in run.traces for each in trace.tasks if each.task == task]
-    return max((speed for speed in speeds if speed is not None), default=0.0)
+def _fastest(run: Explained) -> dict[int, float]:
+    """Return the best speed of each task's products in the traced steps, GFLOP/s."""
+    best: dict[int, float] = {}
+    for trace in run.traces:
+        for each in trace.tasks:
+            if each.gflops is not None:
+                best[each.task] = max(best.get(each.task, 0.0), each.gflops)
+    return best
+
+
+def _share_of_best(speeds: dict[int, float], task: int) -> float:
+    """Return a task's speed as part of the best one; 0 where it is not known, which decides nothing."""
+    return speeds[task] / max(speeds.values()) if task in speeds else 0.0
 
 
 def _judge_clock(run: Explained) -> Verdict:
