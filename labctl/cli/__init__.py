@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from labctl import __version__
-from labctl.cli import answer, check, machines, plan, provision, report, run, runs, why
+from labctl.cli import answer, check, machines, plan, provision, report, run, runs, trace, why
 
 app = typer.Typer(
     name="labctl",
@@ -49,6 +49,7 @@ app.command()(run.cancel)
 app.command()(run.logs)
 app.command()(why.why)
 app.command()(report.report)
+app.command()(trace.trace)
 app.command()(answer.answer)
 app.command()(plan.plan)
 app.add_typer(runs.runs_app, name="runs")

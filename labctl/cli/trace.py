@@ -1,0 +1,49 @@
+"""`labctl trace`: a run as one file for a trace viewer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from labctl.cli.options import DebugOption, JsonOption, LabOption
+
+
+def trace(
+    *,
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="[RUN]", help="Run id, unique prefix, `last`, or a record's directory."
+        ),
+    ] = "last",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Where to. [default: ./RUN.trace.json]"
+        ),
+    ] = None,
+    lab: LabOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,  # noqa: ARG001 acts in its callback
+) -> int:
+    """Write a run as one file that ui.perfetto.dev opens: all nodes' phases, ops, transfers and counters."""
+    from labctl.analysis.explain import explain
+    from labctl.cli.why import find_record
+    from labctl.console import out, out_json, say
+    from labctl.runs.data import load
+    from labctl.views.trace_export import write_trace
+
+    entry = find_record(lab, run)
+    explained = explain(load(entry.path, entry.readable()))
+    file = (output or Path(f"{entry.run_id}.trace.json")).absolute()
+    size, events = write_trace(explained, file)
+    if json:
+        out_json({"run_id": entry.run_id, "file": str(file), "size_bytes": size, "events": events})
+        return 0
+    for problem in explained.problems:
+        say(f"warning {problem}")
+    out(str(file))
+    say(f"{events} events; open it at https://ui.perfetto.dev, which reads it in your browser")
+    return 0

@@ -1,0 +1,118 @@
+"""Counters of a trace: what processes and nodes used between two readings. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from labctl.node import wire
+from labctl.runs.events import Event
+
+_MOST_RATE = 1e6  # of a percentage or of MB/s: beyond it the counter itself is damaged
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A value that a counter has from a moment on.
+
+    Attributes:
+        counter: Its name, with its unit.
+        unix_s: When, Unix time on the node's clock.
+        value: In that unit.
+    """
+
+    counter: str
+    unix_s: float
+    value: float
+
+
+def readings(events: Sequence[Event], process: str, *, node: bool) -> Iterator[Reading]:
+    """Yield the counters of one process, by time within each.
+
+    A rate stands from the reading at its begin to that at its end. A client that has said `bye` uses nothing more;
+    a server that says nothing works less than is worth telling.
+
+    Args:
+        events: The process's, in order.
+        process: What the counters of the process itself are called by.
+        node: Yield those of its node, too.
+    """
+    usage = [event for event in events if event.kind == wire.USAGE]
+    figures: list[tuple[str, Callable[[Event, Event], float | None]]] = [
+        (f"{process} CPU %", _share("cpu_ns")),
+        (f"{process} waits for a CPU %", _share("wait_ns")),
+    ]
+    if node:
+        figures += [
+            ("node CPU busy %", _part("node_busy_ns")),
+            ("node CPU stolen %", _part("node_steal_ns")),
+            ("node receives MB/s", _rate("rx_bytes")),
+            ("node sends MB/s", _rate("tx_bytes")),
+        ]
+    ended = events[-1].t_s if events and events[-1].kind == wire.BYE else None
+    memory = f"{process} memory MB"
+    for name, figure in figures:
+        at_s = None
+        for earlier, later in pairwise(usage):
+            value = figure(earlier, later)
+            if value is not None and (at_s is None or earlier.t_s > at_s):
+                at_s = earlier.t_s
+                yield Reading(name, at_s, round(value, 3))
+        own = name.startswith(process)
+        if own and at_s is not None and ended is not None and ended > at_s:
+            yield Reading(name, ended, 0.0)
+    at_s = None
+    for event in usage:
+        rss_bytes = event.whole("rss_bytes")
+        if rss_bytes is not None and 0 <= rss_bytes < 2**63 and (at_s is None or event.t_s > at_s):
+            at_s = event.t_s
+            yield Reading(memory, at_s, round(rss_bytes / 1e6, 3))
+    if at_s is not None and ended is not None and ended > at_s:
+        yield Reading(memory, ended, 0.0)
+
+
+def _share(field: str) -> Callable[[Event, Event], float | None]:
+    """Return how to tell a time as percent of the time that passed: 100 is one CPU, or one thread that waits."""
+
+    def figure(earlier: Event, later: Event) -> float | None:
+        return _sound(_grown(earlier, later, field), later.mono_ns - earlier.mono_ns, 100.0)
+
+    return figure
+
+
+def _rate(field: str) -> Callable[[Event, Event], float | None]:
+    """Return how to tell bytes as 10^6 bytes a second."""
+
+    def figure(earlier: Event, later: Event) -> float | None:
+        return _sound(_grown(earlier, later, field), later.mono_ns - earlier.mono_ns, 1e3)
+
+    return figure
+
+
+def _part(field: str) -> Callable[[Event, Event], float | None]:
+    """Return how to tell a CPU time of the node as percent of what its CPUs had."""
+
+    def figure(earlier: Event, later: Event) -> float | None:
+        fields = ("node_busy_ns", "node_idle_ns", "node_steal_ns")
+        parts = [_grown(earlier, later, each) for each in fields]
+        if any(part is None for part in parts):
+            return None
+        return _sound(_grown(earlier, later, field), sum(part or 0 for part in parts), 100.0)
+
+    return figure
+
+
+def _grown(earlier: Event, later: Event, field: str) -> int | None:
+    """Return by how much a counter grew; None where it was not read, or is of another process."""
+    before, after = earlier.whole(field), later.whole(field)
+    if before is None or after is None or later.mono_ns <= earlier.mono_ns:
+        return None
+    return after - before if after >= before else None
+
+
+def _sound(amount: int | None, of: int, unit: float) -> float | None:
+    if amount is None or of <= 0 or abs(amount) > 2**63 or of > 2**63:
+        return None
+    value = unit * amount / of
+    return value if value <= _MOST_RATE else None
