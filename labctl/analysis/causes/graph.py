@@ -145,14 +145,14 @@ def _recursion(run: Explained) -> Verdict:
     algorithm = run.data.record.parameters.algorithm
     recursive = algorithm in {"listing", "recursive"}
     build, warm = phase_s(run, wire.PHASE_GRAPH), warm_s(run)
-    built = "" if build is None else f", built once in {time_text(build)}"
+    built = "" if build is None else f"; the graph was built in {time_text(build)}"
     ops = graph_ops(run)
     if ops is None and build is None:
         return cause.not_measured("the run ended before its graph was built", "a run that ends")
     first = (
-        f"it ran once, in Python{built}"
+        f"it ran once, in Python, before the first step{built}"
         if recursive
-        else f"{algorithm} does not recurse: 0 calls{built}"
+        else f"0 calls: {algorithm} does not recurse{built}"
     )
     evidence = [first]
     if warm is not None and build is not None:
