@@ -19,7 +19,7 @@ from tests.unit import explained_samples as samples
 from tests.unit.explained_samples import explained, healthy, hung, traced
 from tests.unit.stories import HEALTHY, MATPOW, SERVER, START_S, TF0, TF1, event, phase, run
 
-RULES = {
+RULES: dict[str, Rule] = {
     rule.cause: rule for family in (graph, startup, device, gpu, numerics) for rule in family.RULES
 }
 GPU = replace(MATPOW, device="gpu")
