@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
-from labctl.analysis.causes.common import Cause, matters, part_text, time_text, warm_s
+from labctl.analysis.causes.common import Cause, matters, no_trace, part_text, time_text, warm_s
 from labctl.analysis.causes.contact import node_of, own, workers
 from labctl.analysis.causes.model import Rule, Verdict
 from labctl.analysis.causes.usage import Use, uses
@@ -199,18 +199,20 @@ def _judge_slow(run: Explained) -> Verdict:
     if len(known) < len(peaks):
         missing = ", ".join(node_of(run, task) for task in peaks if task not in known)
         return SLOW_NODE.not_measured(f"the peak of {missing}", "labctl check --compute")
-    own = {task: peak.gflops for task, peak in known.items()}
     traced = _fastest(run)
+    if not known.keys() <= traced.keys():
+        return SLOW_NODE.not_measured(*no_trace(run))
+    best_peak, best_traced = max(peak.gflops for peak in known.values()), max(traced.values())
     lines = [
-        f"{peak.node}: {peak.gflops:.1f} GFLOP/s by itself on {peak.threads} CPUs"
-        + (f", {traced[task]:.1f} in the traced steps" if task in traced else "")
+        f"{peak.node}: {peak.gflops:.1f} GFLOP/s by itself on {peak.threads} CPUs, "
+        f"{traced[task]:.1f} in the traced steps"
         for task, peak in known.items()
     ]
     used, reached = uses(run), _reached(run)
     costs = []
-    for task in known:
+    for task, peak in known.items():
         # A peak that was measured while the node was busy with something else is not believed by itself.
-        share = max(own[task] / max(own.values()), _share_of_best(traced, task))
+        share = max(peak.gflops / best_peak, traced[task] / best_traced)
         if share < WEAKER and _lost(used.get(task), reached.get(task)) is None:
             costs.append((_computes_s(run, task, warm) * (1 - share), task, share))
     if not costs or not matters(max(costs)[0], warm):
@@ -221,7 +223,6 @@ def _judge_slow(run: Explained) -> Verdict:
         cost,
         lines,
         remedy=f"give {node} the machine type of the others, or less of the work",
-        confidence="high" if task in traced else "medium",
         title=f"{node} computes at {percent(share)} of the best node's speed",
     )
 
@@ -231,14 +232,9 @@ def _fastest(run: Explained) -> dict[int, float]:
     best: dict[int, float] = {}
     for trace in run.traces:
         for each in trace.tasks:
-            if each.gflops is not None:
+            if each.gflops is not None and each.gflops > 0:
                 best[each.task] = max(best.get(each.task, 0.0), each.gflops)
     return best
-
-
-def _share_of_best(speeds: dict[int, float], task: int) -> float:
-    """Return a task's speed as part of the best one; 0 where it is not known, which decides nothing."""
-    return speeds[task] / max(speeds.values()) if task in speeds else 0.0
 
 
 def _judge_clock(run: Explained) -> Verdict:
