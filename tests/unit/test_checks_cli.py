@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from labctl.__main__ import run
 from labctl.checks.model import CheckResult
+from labctl.errors import LabBusyError
 from labctl.lab.model import Lab, Node, SshTarget
 from labctl.remote.fake import FakeExecutor
+from labctl.runs.baseline import Baseline, ComputeBaseline
 
 LAB = Lab(
     "rehearsal",
@@ -101,3 +103,51 @@ def test_one_node_can_be_looked_at_and_must_exist(
     assert "no answer" not in out
     assert run(["check", "--lab", "rehearsal", "--node", "tf7"]) == 2
     assert "tf0, tf1" in capsys.readouterr().err
+
+
+def test_measured_figures_are_named_checks_beside_the_others(
+    doctor: Doctor,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    asked: list[Sequence[str]] = []
+
+    def measure(lab: Lab, *_: object, parts: Sequence[str], **__: object) -> Baseline:
+        asked.append(parts)
+        peaks = (ComputeBaseline("tf0", 1000, 98.5, 1, "openblas", 5.0),)
+        return Baseline({}, compute=peaks, missing=("compute: tf1 failed: no numpy",))
+
+    monkeypatch.setenv("LABCTL_HOME", str(tmp_path))
+    monkeypatch.setattr("labctl.drive.baseline.measure", measure)
+    monkeypatch.setattr("labctl.drive.start.refuse_if_busy", lambda _: None)
+    monkeypatch.setattr("labctl.remote.connect.open_units", lambda *_: None)
+    doctor(OK)
+    assert run(["check", "--lab", "rehearsal", "--compute", "--json"]) == 0
+    found = [(each["name"], each["node"], each["status"]) for each in _printed(capsys)]
+    assert found == [("spec", "tf0", "ok"), ("compute", "tf0", "ok"), ("compute", "tf1", "skipped")]
+    assert asked == [["compute"]]
+
+
+def test_a_busy_lab_is_not_measured_and_that_is_no_failure(
+    doctor: Doctor,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    def busy(_: object) -> None:
+        raise LabBusyError("tf0 is busy with run x")
+
+    monkeypatch.setenv("LABCTL_HOME", str(tmp_path))
+    monkeypatch.setattr("labctl.drive.start.refuse_if_busy", busy)
+    monkeypatch.setattr("labctl.remote.connect.open_units", lambda *_: None)
+    doctor(OK)
+    assert run(["check", "--lab", "rehearsal", "--network", "--json"]) == 0
+    last = _printed(capsys)[-1]
+    assert (last["name"], last["status"]) == ("network", "skipped")
+    assert "busy with run x" in last["found"]
+
+
+def _printed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = json.loads(capsys.readouterr().out)
+    return found
