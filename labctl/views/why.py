@@ -180,7 +180,7 @@ def _others(verdicts: Sequence[Verdict], status: str, label: str) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for verdict in verdicts:
         if verdict.status == status:
-            why = verdict.evidence[0] if verdict.evidence else ""
+            why = verdict.evidence[0].partition("; ")[0] if verdict.evidence else ""
             reasons.setdefault(why, []).append(verdict.cause)
     if not reasons:
         return []
@@ -199,7 +199,7 @@ def _wrapped(label: str, *texts: str, indent: int = 0, width: int = _LABEL) -> l
         piece
         for text in texts
         for piece in textwrap.wrap(
-            " ".join(text.split()), room, break_long_words=False, break_on_hyphens=False
+            safe_text(" ".join(text.split())), room, break_long_words=False, break_on_hyphens=False
         )
     ]
     return [

@@ -89,7 +89,8 @@ def _graph_too_large(run: Explained) -> Verdict:
             None, evidence, remedy="--feed fed or --feed staged: placeholders instead of constants"
         )
     if size is not None:
-        return cause.ruled_out(f"the graph has {size / 1e3:.1f} kB, of 2 GB at most")
+        told = f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
+        return cause.ruled_out(f"the graph has {told}, of 2 GB at most")
     if run.data.record.outcome == "ok":
         return cause.ruled_out("0 errors name the graph's size")
     return cause.not_measured(
