@@ -130,8 +130,9 @@ def process_spans(
             add(wire.PHASE_INTERPRETER, started_ns / 1e9, hello[1])
     if times:
         last, last_s = times[-1]
+        known_s = last_s if ended_unix_s is None else max(last_s, ended_unix_s)
         for phase, start_s in begun.items():
-            add(phase, start_s, max(last_s, ended_unix_s or 0.0))
+            add(phase, start_s, known_s)
         if last.kind == wire.BYE and ended_unix_s is not None:
             add(PHASE_EXIT, last_s, ended_unix_s, "systemd")
     return spans
