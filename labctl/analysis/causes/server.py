@@ -263,9 +263,10 @@ def _judge_versions(run: Explained) -> Verdict:
     text = ", ".join(f"{version} on {node}" for node, version in versions.items())
     minors = {".".join(version.split(".")[:2]) for version in versions.values()}
     if len(minors) > 1:
-        if not ended_well(run) and any(fault.cause is not PROTOCOL_SKEW for fault in diagnose(run)):
+        others = [fault for fault in diagnose(run) if fault.cause is not PROTOCOL_SKEW]
+        if not ended_well(run) and (others or departures(run)):
             return VERSION_SKEW.ruled_out(
-                f"TensorFlow {text}, but the run ended before it could matter"
+                f"TensorFlow {text}, but something else ended the run", confidence="low"
             )
         return VERSION_SKEW.found(
             None,

@@ -1,0 +1,287 @@
+"""Too little CPU, a weak node, a clock that jumps: with the figures of healthy and disturbed runs on machines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from labctl.analysis.causes.model import Verdict
+from labctl.analysis.causes.node import RULES
+from labctl.analysis.causes.usage import Use, uses
+from labctl.analysis.explained import Explained
+from labctl.analysis.model import ClockLine
+from labctl.node import wire
+from labctl.runs.record import ClockSample
+from tests.unit.stories import (
+    HEALTHY,
+    MATPOW,
+    SERVER,
+    START_S,
+    TF0,
+    TF1,
+    event,
+    run,
+    usage,
+)
+
+PEAKS = {"tf0": 235.0, "tf1": 230.0}
+COMPUTES = {0: 0.01, 1: 0.08}  # of a warm step of 0.1 s
+
+
+def verdicts(of: Explained) -> dict[str, Verdict]:
+    return {rule.cause: rule.judge(of) for rule in RULES}
+
+
+def starved(of: Explained) -> Verdict:
+    return verdicts(of)["cpu-starved"]
+
+
+def used(lost: float, *, task: int, cpu_s: float = 0.9, **node_s: float) -> list[Any]:
+    """Return the readings around the warm steps (8.4 to 9.4 s) of a task that lost a share of its threads' time."""
+    wait_s = cpu_s * lost / (1 - lost)
+    zeros = dict.fromkeys(node_s, 0.0)
+    return [
+        usage(8.3, 5.0, 7.0, task=task, **zeros),
+        usage(
+            8.9,
+            5.0 + cpu_s / 2,
+            7.0 + wait_s / 2,
+            task=task,
+            **{k: v / 2 for k, v in node_s.items()},
+        ),
+        usage(9.45, 5.0 + cpu_s, 7.0 + wait_s, task=task, **node_s),
+    ]
+
+
+def measured(
+    reach: dict[int, float],
+    lost: dict[int, float],
+    node_s: dict[str, float] | None = None,
+    **more: Any,
+) -> Explained:
+    """Return a run whose products reached a share of the nodes' peaks and whose threads lost one of their time."""
+    own = used(lost[0], task=0, **(node_s or {})) if 0 in lost else []
+    server = used(lost[1], task=1, **(node_s or {})) if 1 in lost else []
+    gflops = {task: share * PEAKS[f"tf{task}"] for task, share in reach.items()}
+    values: dict[str, Any] = {"peaks": PEAKS, "computes_s": COMPUTES, "gflops": gflops, **more}
+    return run([*HEALTHY[:-1], *own, HEALTHY[-1]], server_events=server, **values)
+
+
+# Figures of runs on two machines of one CPU each that nobody disturbed.
+UNDISTURBED = [
+    ({0: 0.99, 1: 0.94}, {0: 0.50, 1: 0.28}),
+    ({0: 0.92, 1: 0.92}, {0: 0.46, 1: 0.32}),
+    ({0: 0.89, 1: 0.89}, {0: 0.42, 1: 0.42}),
+    ({0: 1.06, 1: 0.99}, {0: 0.20, 1: 0.17}),
+    ({0: 0.91, 1: 0.94}, {0: 0.52, 1: 0.53}),
+]
+DISTURBED = [
+    ({0: 0.95, 1: 0.24}, {0: 0.55, 1: 0.84}),
+    ({0: 0.83, 1: 0.41}, {0: 0.63, 1: 0.73}),
+    ({0: 0.90, 1: 0.50}, {0: 0.58, 1: 0.58}),
+]
+
+
+@pytest.mark.parametrize(("reach", "lost"), UNDISTURBED)
+def test_threads_that_wait_for_each_other_starve_nobody(
+    reach: dict[int, float], lost: dict[int, float]
+) -> None:
+    said = verdicts(measured(reach, lost))
+    assert {cause: verdict.status for cause, verdict in said.items()} == dict.fromkeys(
+        said, "ruled_out"
+    )
+    assert f"{100 * reach[1]:.0f} % of the node's own peak" in said["cpu-starved"].evidence[1]
+
+
+@pytest.mark.parametrize(("reach", "lost"), DISTURBED)
+def test_products_that_are_slow_while_threads_wait_are_starved(
+    reach: dict[int, float], lost: dict[int, float]
+) -> None:
+    said = starved(measured(reach, lost))
+    assert (said.status, said.scope, said.confidence) == ("found", "step", "high")
+    assert said.title.startswith("task:1 on tf1 has no CPU for ")
+    assert said.seconds == pytest.approx(COMPUTES[1] * (1 - reach[1] / 0.9))
+    assert "tf1" in said.remedy
+
+
+def test_slow_products_of_a_task_that_did_not_wait_are_no_lack_of_cpu() -> None:
+    assert starved(measured({0: 0.95, 1: 0.4}, {0: 0.1, 1: 0.05})).status == "ruled_out"
+
+
+def test_a_starved_task_off_the_critical_path_costs_nothing() -> None:
+    of = measured({0: 0.3, 1: 0.95}, {0: 0.8, 1: 0.3})
+    assert starved(of).status == "ruled_out"
+
+
+def test_without_readings_only_much_slower_products_count() -> None:
+    assert starved(measured({0: 0.95, 1: 0.65}, {})).status == "ruled_out"
+    said = starved(measured({0: 0.95, 1: 0.45}, {}))
+    assert (said.status, said.confidence) == ("found", "medium")
+    assert said.seconds == pytest.approx(0.04)
+
+
+def test_without_a_trace_the_cpus_must_have_gone_to_others() -> None:
+    bare: dict[str, Any] = {"gflops": None, "peaks": None, "computes_s": None}
+    busy = {"busy": 1.1, "idle": 0.05, "steal": 0.0}
+    others = {"busy": 1.3, "idle": 0.0, "steal": 0.0}
+    assert starved(measured({}, {1: 0.5}, busy | {"busy": 0.95}, **bare)).status == "ruled_out"
+    said = starved(measured({}, {1: 0.5}, others, **bare))
+    assert (said.status, said.confidence) == ("found", "medium")
+    assert said.seconds == pytest.approx(0.1 * 0.4 / 1.3)
+    assert starved(measured({}, {1: 0.8}, None, **bare)).seconds == pytest.approx(0.08)
+
+
+@pytest.mark.parametrize(
+    ("node_s", "words"),
+    [
+        ({"busy": 0.9, "idle": 0.6, "steal": 0.0}, "stood idle for 600.0 of 1500.0 ms"),
+        ({"busy": 2.4, "idle": 0.1, "steal": 0.0}, "for other processes"),
+        ({"busy": 0.9, "idle": 0.1, "steal": 0.9}, "(steal)"),
+        ({"busy": 1.0, "idle": 0.1, "steal": 0.0}, "the node cannot tell"),
+    ],
+    ids=["quota from outside", "other load", "hypervisor", "nobody knows"],
+)
+def test_who_takes_the_cpu_is_told_where_it_can_be(node_s: dict[str, float], words: str) -> None:
+    nodes = (TF0, replace(TF1, load_1min=3.2))
+    said = starved(measured({1: 0.4}, {1: 0.7}, node_s, nodes=nodes))
+    assert any(
+        words.replace("1500.0 ms", "1.50 s").replace("600.0", "0.60") in line
+        for line in said.evidence
+    )
+
+
+def test_a_quota_that_the_node_sees_is_named() -> None:
+    nodes = (TF0, replace(TF1, cpu_limit=0.4))
+    said = starved(measured({1: 0.4}, {1: 0.7}, nodes=nodes))
+    assert "a control group grants tf1 0.4 of 1 CPUs" in said.evidence
+    assert said.remedy == "lift the CPU quota of tf1"
+
+
+def test_a_small_product_is_not_held_against_the_peak_of_a_large_one() -> None:
+    small = replace(MATPOW, size=200)
+    assert starved(measured({1: 0.3}, {1: 0.5}, parameters=small)).status == "ruled_out"
+
+
+def test_tasks_on_one_host_share_it_on_purpose() -> None:
+    of = measured({0: 0.4, 1: 0.4}, {0: 0.6}, parameters=replace(MATPOW, placement="one-host"))
+    said = starved(of)
+    assert said.status == "ruled_out"
+    assert "2 tasks share 1 CPUs" in said.evidence[0]
+
+
+def test_what_is_missing_is_said() -> None:
+    nothing = verdicts(run())
+    assert nothing["cpu-starved"].status == "not_measured"
+    assert "labctl check --compute" in nothing["cpu-starved"].evidence[1]
+    assert nothing["slow-node"].evidence[0] == "the peak of tf0, tf1"
+    assert nothing["clock-jump"].status == "ruled_out"  # by the clocks of the client's own events
+    failed = verdicts(run(HEALTHY[:9], outcome="failed"))
+    assert failed["cpu-starved"].status == failed["slow-node"].status == "not_measured"
+
+
+def test_a_server_without_readings_is_judged_by_the_two_looks_at_it() -> None:
+    before = replace(SERVER, cpu_s=2.0, wait_s=0.3)
+    after = replace(SERVER, cpu_s=3.0, wait_s=4.3)
+    assert uses(run(before=(before,), after=(after,))) == {1: Use(1.0, 4.0)}
+    again = replace(after, invocation_id="b" * 32)
+    assert uses(run(before=(before,), after=(again,))) == {}
+
+
+def test_readings_are_taken_around_the_warm_steps_by_labctls_clock() -> None:
+    """tf1's clock is 1000 s ahead; what it did before and after does not count."""
+    events = [
+        usage(at_s + 1000, cpu_s, wait_s, task=1)
+        for at_s, cpu_s, wait_s in [(5.0, 0, 0), (8.2, 1, 5), (9.5, 2, 6), (20.0, 9, 9)]
+    ]
+    clock = (ClockSample("tf1", 1.0, 1000.0, 0.001),)
+    assert uses(run(server_events=events, clock=clock)) == {1: Use(1.0, 1.0)}
+
+
+def test_a_counter_that_went_back_is_no_reading() -> None:
+    events = [usage(8.2, 5.0, 5.0, task=1), usage(9.5, 1.0, 6.0, task=1)]
+    assert uses(run(server_events=events)) == {}
+
+
+def slow(peaks: dict[str, float], gflops: dict[int, float], **more: Any) -> Verdict:
+    values: dict[str, Any] = {"computes_s": COMPUTES, **more}
+    return verdicts(run(peaks=peaks, gflops=gflops, **values))["slow-node"]
+
+
+def test_a_node_of_half_the_speed_is_slow() -> None:
+    said = slow({"tf0": 200.0, "tf1": 100.0}, {0: 190.0, 1: 90.0})
+    assert (said.status, said.title) == ("found", "tf1 computes at 50 % of the best node's speed")
+    assert said.seconds == pytest.approx(0.04)
+    assert said.evidence[1] == "tf1: 100.0 GFLOP/s by itself on 1 CPUs, 90.0 in the traced steps"
+
+
+def test_a_peak_that_was_measured_badly_makes_no_node_slow() -> None:
+    assert slow({"tf0": 230.0, "tf1": 139.0}, {0: 210.0, 1: 205.0}).status == "ruled_out"
+
+
+def test_a_starved_node_is_not_slow_by_itself() -> None:
+    of = measured({0: 0.95, 1: 0.4}, {0: 0.3, 1: 0.7}, peaks=PEAKS | {"tf1": 150.0})
+    said = verdicts(of)
+    assert said["slow-node"].status == "ruled_out"
+
+
+def clock(**values: Any) -> Verdict:
+    return verdicts(run(**values))["clock-jump"]
+
+
+def test_a_clock_that_was_set_is_found_by_its_own_events() -> None:
+    jumped = [
+        replace(each, t_ns=each.t_ns + 2 * 10**9) if each.t_s > START_S + 8.5 else each
+        for each in HEALTHY
+    ]
+    said = clock(events=jumped)
+    assert (said.status, said.seconds) == ("found", None)
+    assert "clock of tf0 leapt by 2.00 s in mid-run" in said.evidence
+    assert said.title == "The clock of tf0 was set in mid-run"
+
+
+def test_a_clock_that_was_set_is_found_by_its_samples() -> None:
+    lines = (
+        ClockLine("tf0", 0.0, 0.001, 0.0, 2),
+        ClockLine("tf1", 0.3, 0.001, 0.6, 2, absurd=True),
+    )
+    said = clock(clocks=lines)
+    assert said.title == "The clock of tf1 was set in mid-run"
+    assert any("+300.00 ms ± 1.00 ms" in line for line in said.evidence)
+
+
+def test_a_clock_that_is_bent_slowly_is_no_jump() -> None:
+    bent = [
+        replace(each, t_ns=round(each.t_ns + (each.t_s - START_S) * 500_000)) for each in HEALTHY
+    ]
+    assert clock(events=bent).status == "ruled_out"
+
+
+def test_a_reboot_between_two_servers_is_no_jump() -> None:
+    first = event(wire.HELLO, 900.0, source="join-server", task=1)
+    events = (first, replace(first, mono_ns=5 * 10**9, t_ns=first.t_ns + 30 * 10**9))
+    assert clock(server_events=events).status == "ruled_out"
+
+
+def test_no_clock_at_all_is_not_measured() -> None:
+    assert clock(events=()).status == "not_measured"
+
+
+@given(
+    st.floats(0.01, 2.0),
+    st.floats(0.0, 0.99),
+    st.floats(0.0, 0.1),
+    st.floats(0.0, 5.0),
+    st.floats(0.0, 5.0),
+)
+def test_no_figure_costs_more_than_the_step_or_less_than_nothing(
+    reach: float, lost: float, computes_s: float, busy_s: float, idle_s: float
+) -> None:
+    node_s = {"busy": busy_s, "idle": idle_s, "steal": 0.0}
+    said = starved(measured({1: reach}, {1: lost}, node_s, computes_s={1: computes_s}))
+    assert said.status in {"found", "ruled_out"}
+    if said.seconds is not None:
+        assert 0.015 <= said.seconds <= computes_s
