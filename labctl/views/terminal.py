@@ -139,8 +139,9 @@ def _server_lines(record: RunRecord) -> list[str]:
 def _next_line(entry: Entry, record: RunRecord) -> str:
     if record.open:
         return f"next: labctl attach {entry.run_id} · labctl cancel {entry.run_id}"
-    run = entry.run_id if _is_older(entry) else LAST
-    return f"next: labctl why {run} · labctl report {run} · labctl trace {run}"
+    if _is_older(entry):
+        return f"next: labctl why {entry.run_id} · labctl report {entry.run_id}"
+    return f"next: labctl why {LAST} · labctl report {LAST} · labctl trace {LAST}"
 
 
 def _is_older(entry: Entry) -> bool:
