@@ -36,13 +36,18 @@ def report(
     from labctl.analysis.causes.rules import judge_all
     from labctl.analysis.explain import explain
     from labctl.cli.why import find_record
-    from labctl.console import out, out_json
+    from labctl.console import out, out_json, say
+    from labctl.drive.prove import read_proofs, with_proofs
     from labctl.runs.data import load
     from labctl.views.report.page import render
 
     entry = find_record(lab, run)
     explained = explain(load(entry.path, entry.readable()))
-    page = render(explained, judge_all(explained)).encode()
+    proofs, problem = read_proofs(entry.path.parent.parent, entry.run_id)
+    if problem:
+        say(problem)
+    verdicts = with_proofs(judge_all(explained), proofs)
+    page = render(explained, verdicts, entry.state).encode()
     file = (output or _default_file(entry, lab)).absolute()
     _write(file, page)
     if json:

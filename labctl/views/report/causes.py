@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 from labctl.analysis.causes.model import Proof, Verdict
 from labctl.analysis.explained import Explained
-from labctl.views.report.numbers import duration, percent
+from labctl.views.report.numbers import duration, figure, percent
+from labctl.views.why import compute_bound
+
+_GOES_ON = {
+    "running": "is still running",
+    "detached": "goes on without labctl",
+    "interrupted": "lost its labctl and may go on",
+    "lost": "is out of sight and may go on",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +52,21 @@ class Causes:
     headline: str
 
 
-def causes(verdicts: Iterable[Verdict], explained: Explained) -> Causes:
-    """Return verdicts in groups, each in the order given."""
+def causes(verdicts: Iterable[Verdict], explained: Explained, state: str) -> Causes:
+    """Return verdicts in groups, each in the order given.
+
+    Args:
+        verdicts: In their rank.
+        explained: The run.
+        state: Its outcome, or `detached` or `interrupted`.
+    """
     listed = list(verdicts)
     cards = tuple(_card(each, explained) for each in listed if each.status == "found")
     return Causes(
         cards,
         tuple(each for each in listed if each.status == "ruled_out"),
         tuple(each for each in listed if each.status == "not_measured"),
-        _headline(cards, explained),
+        _headline(cards, explained, state),
     )
 
 
@@ -80,20 +94,26 @@ def _proof(proof: Proof | None) -> str:
     )
 
 
-def _headline(cards: tuple[Card, ...], explained: Explained) -> str:
-    record = explained.data.record
-    if record.outcome != "ok":
+def _headline(cards: tuple[Card, ...], explained: Explained, state: str) -> str:
+    if state in _GOES_ON:
+        return f"This run {_GOES_ON[state]}: what follows rests on what is here so far."
+    if explained.data.record.outcome != "ok":
         return (
-            f"This run ended {record.outcome}."
-            if cards
-            else f"This run ended {record.outcome}; no rule found why."
+            f"This run ended {state}{'.' if cards else '; no cause of the catalogue explains it.'}"
         )
     if any(card.verdict.scope == "step" for card in cards):
         return ""
-    if explained.split is None:
-        return "No cause was found that a step pays for; without a traced step its parts are not measured."
-    parts = explained.split
-    compute = sum(row.seconds for row in parts.rows if row.what == "compute")
-    share = percent(compute, parts.total_s)
-    computed = "" if share is None else f" Compute takes {share:.0f} % of a warm step."
-    return f"No cause was found that a step pays for.{computed}"
+    bound = compute_bound(explained)
+    if bound is None:
+        return "No cause was found that each step pays for."
+    share, rates = bound
+    told = "; ".join(_rate(*each) for each in rates)
+    return (
+        f"No cause was found that each step pays for: compute takes {100 * share:.0f} % of it"
+        f"{f' ({told})' if told else ''}."
+    )
+
+
+def _rate(node: str, gflops: float, of_peak: float | None) -> str:
+    peak = "" if of_peak is None else f", {100 * of_peak:.0f} % of its own peak"
+    return f"{node} at {figure(gflops)} GFLOP/s{peak}"

@@ -34,12 +34,13 @@ from labctl.views.report.metrics import METRICS
 _FOLDER = Path(__file__).parent / "template"
 
 
-def render(explained: Explained, verdicts: Iterable[Verdict]) -> str:
+def render(explained: Explained, verdicts: Iterable[Verdict], state: str) -> str:
     """Return the page of a run.
 
     Args:
         explained: The run and its analysis.
         verdicts: What the rules say of it, in their rank.
+        state: Its outcome, or `detached` or `interrupted` while it may go on.
     """
     record = explained.data.record
     style, script = _asset("style.css"), _asset("script.js")
@@ -54,10 +55,11 @@ def render(explained: Explained, verdicts: Iterable[Verdict]) -> str:
             script=Markup(script),  # noqa: S704 the package's own file
             version=__version__,
             record=record,
+            state=state,
             explained=explained,
             title=_title(record),
             result=_result(explained.data.events),
-            causes=causes.causes(verdicts, explained),
+            causes=causes.causes(verdicts, explained, state),
             tables=tables,
             waterfall=waterfall.waterfall(tables, record),
             step_chart=step_chart.step_chart(explained.steps, explained.stats),
