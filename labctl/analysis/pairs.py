@@ -102,7 +102,13 @@ class Pair:
         """The two settings, e.g. `--inter-op 1 against --inter-op 2`."""
         if self.second is None:
             return f"{self.quantity.name} of fresh processes"
-        return f"{setting_text(self.first)} against {setting_text(self.second)}"
+        shared = tuple(each for each in self.first if each in self.second)
+        first, second = (
+            setting_text(tuple(each for each in side if each not in shared))
+            for side in (self.first, self.second)
+        )
+        both = f", both with {setting_text(shared)}" if shared else ""
+        return f"{first} against {second}{both}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,21 +234,22 @@ def _products(cause: str, own: Parameters) -> Pair | str:
     algorithm, power = own.algorithm or "chain", own.power or 1
     if algorithm == "squaring":
         return "the run has --algorithm squaring: it forms the power with the fewest products"
-    first: Changes = (("algorithm", algorithm), ("power", power))
-    factors = power + 1 if algorithm == "listing" else power
-    return Pair(cause, WARM_STEP, first, (("algorithm", "squaring"), ("power", factors)))
+    return Pair(cause, WARM_STEP, *_algorithms(algorithm, "squaring", power))
 
 
 def _recursion(cause: str, own: Parameters) -> Pair | str:
     algorithm, power = own.algorithm, own.power or 1
     recursive = "listing" if algorithm == "listing" else "recursive"
-    factors = power + 1 if recursive == "listing" else power
-    return Pair(
-        cause,
-        WARM_STEP,
-        (("algorithm", recursive), ("power", power)),
-        (("algorithm", "chain"), ("power", factors)),
-        same_graph=True,
+    return Pair(cause, WARM_STEP, *_algorithms(recursive, "chain", power), same_graph=True)
+
+
+def _algorithms(first: str, second: str, power: int) -> tuple[Changes, Changes]:
+    """Return two algorithms that compute one power: the question's listing makes n + 1 factors of n."""
+    if first != "listing":
+        return (("algorithm", first),), (("algorithm", second),)
+    return (
+        (("algorithm", first), ("power", power)),
+        (("algorithm", second), ("power", power + 1)),
     )
 
 

@@ -28,7 +28,10 @@ def _lines(each: Tried) -> list[str]:
     claimed = "the rule names no price"
     if each.claimed_s is not None:
         claimed = f"the rule says {time_text(each.claimed_s)}"
-    return [
+    lines = [
         f"{head}{proof.outcome}; {time_text(proof.seconds)} measured ({interval}), {claimed}",
         f"          {proof.pair}, {len(proof.runs)} runs",
     ]
+    if proof.outcome == "undecided":
+        lines.append("          the runs differ too much among themselves: a larger --repeat")
+    return lines

@@ -108,7 +108,7 @@ def test_changes_are_options_of_a_run() -> None:
             {"algorithm": "listing"},
             "--algorithm listing -n 5 against --algorithm squaring -n 6",
         ),
-        ("recursion", {}, "--algorithm recursive -n 5 against --algorithm chain -n 5"),
+        ("recursion", {}, "--algorithm recursive against --algorithm chain"),
         (
             "recursion",
             {"algorithm": "listing"},
@@ -116,6 +116,12 @@ def test_changes_are_options_of_a_run() -> None:
         ),
         ("tasks-unbalanced", {}, "--sum-on 0 against --sum-on 1"),
         ("tasks-unbalanced", {"sum_task": 1}, "--sum-on 1 against --sum-on 0"),
+        (
+            "transfer",
+            {},
+            "--placement lab against --placement one-process, both with --algorithm chain -n 1 --feed staged "
+            "--fetch none",
+        ),
         ("small-work", {}, "--placement lab against --placement one-process"),
         ("import", {}, "import of fresh processes"),
     ],
