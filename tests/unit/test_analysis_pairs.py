@@ -30,6 +30,7 @@ OWN = Parameters(
     fetch="sum",
     sum_task=0,
 )
+BARE = "--algorithm chain -n 1 --feed staged --fetch none"
 DECIDED = {
     "inter-op-starved",
     "feed",
@@ -119,8 +120,7 @@ def test_changes_are_options_of_a_run() -> None:
         (
             "transfer",
             {},
-            "--placement lab against --placement one-process, both with --algorithm chain -n 1 --feed staged "
-            "--fetch none",
+            f"--placement lab against --placement one-process, both with {BARE}",
         ),
         ("small-work", {}, "--placement lab against --placement one-process"),
         ("import", {}, "import of fresh processes"),
