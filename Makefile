@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
 PYTEST := $(BIN)/python -m pytest
-SOURCES := labctl tests scripts examples roles playbooks
+SOURCES := labctl tests bench scripts examples roles playbooks
 
 .PHONY: help
 help: ## List the targets
@@ -41,6 +41,10 @@ test-unit: setup ## Unit tests only: no process, no socket, seconds
 .PHONY: test-quick
 test-quick: setup ## All but the tests on rehearsal machines
 	$(PYTEST) -m "not e2e"
+
+.PHONY: bench-explain
+bench-explain: setup ## How long why, report and trace take on large records, and how that grows
+	$(BIN)/python -m bench.explain
 
 .PHONY: lint
 lint: setup ## What CI holds: ruff, mypy, ansible-lint, yamllint, shellcheck, generated docs fresh
