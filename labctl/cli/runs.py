@@ -67,6 +67,9 @@ class _TwoSides(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, [_BETWEEN if each == "--" else each for each in args])
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002 the parent's form
+        return [self.options_metavar or "", "A...", "--", "B..."]
+
 
 @runs_app.command("compare", cls=_TwoSides)
 def compare(
@@ -74,8 +77,8 @@ def compare(
     runs: Annotated[
         list[str],
         typer.Argument(
-            metavar="A... -- B...",
-            help="Runs of both sides: ids, prefixes, `last`, or `tag:key=value` for all with that tag.",
+            metavar="RUN",
+            help="Runs of side A, then --, then runs of side B: ids, prefixes, `last`, or `tag:key=value` for all with that tag.",
         ),
     ],
     force: Annotated[
