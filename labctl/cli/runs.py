@@ -78,7 +78,7 @@ def compare(
         list[str],
         typer.Argument(
             metavar="RUN",
-            help="Runs of side A, then --, then runs of side B: ids, prefixes, `last`, or `tag:key=value` for all with that tag.",
+            help="Runs of side A, --, runs of side B: ids, prefixes, `last`, or `tag:key=value`.",
         ),
     ],
     force: Annotated[
