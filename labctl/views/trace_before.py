@@ -16,7 +16,7 @@ from labctl.views.trace_events import Bar, whole_ns
 
 JOIN_SERVER = "join-server"
 
-_GAP_S = 1.0  # what is left of a gap
+_GAP_S = 1.0  # what is left of a longer gap
 
 
 def before_the_run(explained: Explained) -> list[tuple[str, Bar]]:
@@ -48,11 +48,12 @@ def utc(unix_s: float) -> str:
 def _moved(spans: Sequence[tuple[str, Span]], origin_s: float) -> Iterator[tuple[str, Bar]]:
     blocks = merge((span.start_s, span.start_s + span.duration_s) for _, span in spans)
     moves: list[tuple[float, float, float]] = []  # from, to, by how much
-    next_s = 0.0
+    next_s, next_moved_s = 0.0, 0.0
     for start_s, end_s in reversed(blocks):
-        move_s = max(0.0, next_s - _GAP_S - end_s)
+        gap_s = min(_GAP_S, max(0.0, next_s - end_s))
+        move_s = next_moved_s - gap_s - end_s
         moves.append((start_s, end_s, move_s))
-        next_s = start_s + move_s
+        next_s, next_moved_s = start_s, start_s + move_s
     for track, span in spans:
         end_s = span.start_s + span.duration_s
         inside = (by for low, high, by in moves if low <= span.start_s and end_s <= high)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from labctl.node import wire
 from labctl.runs.events import Event
+
+NODE = "node"
+
+_Figure = Callable[[Event, Event], float | None]
 
 _MOST_RATE = 1e6  # of a percentage or of MB/s: beyond it the counter itself is damaged
 
@@ -17,12 +21,14 @@ class Reading:
     """A value that a counter has from a moment on.
 
     Attributes:
-        counter: Its name, with its unit.
+        whose: `client`, `join-server task:1` or `node`.
+        figure: What is counted, with its unit.
         unix_s: When, Unix time on the node's clock.
         value: In that unit.
     """
 
-    counter: str
+    whose: str
+    figure: str
     unix_s: float
     value: float
 
@@ -39,40 +45,43 @@ def readings(events: Sequence[Event], process: str, *, node: bool) -> Iterator[R
         node: Yield those of its node, too.
     """
     usage = [event for event in events if event.kind == wire.USAGE]
-    figures: list[tuple[str, Callable[[Event, Event], float | None]]] = [
-        (f"{process} CPU %", _share("cpu_ns")),
-        (f"{process} waits for a CPU %", _share("wait_ns")),
+    ended = events[-1].t_s if events and events[-1].kind == wire.BYE else None
+    figures: list[tuple[str, str, _Figure]] = [
+        (process, "CPU %", _share("cpu_ns")),
+        (process, "waits for a CPU %", _share("wait_ns")),
     ]
     if node:
         figures += [
-            ("node CPU busy %", _part("node_busy_ns")),
-            ("node CPU stolen %", _part("node_steal_ns")),
-            ("node receives MB/s", _rate("rx_bytes")),
-            ("node sends MB/s", _rate("tx_bytes")),
+            (NODE, "CPU busy %", _part("node_busy_ns")),
+            (NODE, "CPU stolen %", _part("node_steal_ns")),
+            (NODE, "receives MB/s", _rate("rx_bytes")),
+            (NODE, "sends MB/s", _rate("tx_bytes")),
         ]
-    ended = events[-1].t_s if events and events[-1].kind == wire.BYE else None
-    memory = f"{process} memory MB"
-    for name, figure in figures:
-        at_s = None
-        for earlier, later in pairwise(usage):
-            value = figure(earlier, later)
-            if value is not None and (at_s is None or earlier.t_s > at_s):
-                at_s = earlier.t_s
-                yield Reading(name, at_s, round(value, 3))
-        own = name.startswith(process)
-        if own and at_s is not None and ended is not None and ended > at_s:
-            yield Reading(name, ended, 0.0)
+    for whose, name, figure in figures:
+        rates = ((one.t_s, figure(one, two)) for one, two in pairwise(usage))
+        yield from _told(whose, name, rates, ended if whose == process else None)
+    yield from _told(process, "memory MB", ((one.t_s, _memory_mb(one)) for one in usage), ended)
+
+
+def _told(
+    whose: str, name: str, values: Iterable[tuple[float, float | None]], ended: float | None
+) -> Iterator[Reading]:
+    """Yield the values that are known, each later than the one before; 0 once the process has ended."""
     at_s = None
-    for event in usage:
-        rss_bytes = event.whole("rss_bytes")
-        if rss_bytes is not None and 0 <= rss_bytes < 2**63 and (at_s is None or event.t_s > at_s):
-            at_s = event.t_s
-            yield Reading(memory, at_s, round(rss_bytes / 1e6, 3))
+    for unix_s, value in values:
+        if value is not None and (at_s is None or unix_s > at_s):
+            at_s = unix_s
+            yield Reading(whose, name, at_s, round(value, 3))
     if at_s is not None and ended is not None and ended > at_s:
-        yield Reading(memory, ended, 0.0)
+        yield Reading(whose, name, ended, 0.0)
 
 
-def _share(field: str) -> Callable[[Event, Event], float | None]:
+def _memory_mb(event: Event) -> float | None:
+    rss_bytes = event.whole("rss_bytes")
+    return rss_bytes / 1e6 if rss_bytes is not None and 0 <= rss_bytes < 2**63 else None
+
+
+def _share(field: str) -> _Figure:
     """Return how to tell a time as percent of the time that passed: 100 is one CPU, or one thread that waits."""
 
     def figure(earlier: Event, later: Event) -> float | None:
@@ -81,7 +90,7 @@ def _share(field: str) -> Callable[[Event, Event], float | None]:
     return figure
 
 
-def _rate(field: str) -> Callable[[Event, Event], float | None]:
+def _rate(field: str) -> _Figure:
     """Return how to tell bytes as 10^6 bytes a second."""
 
     def figure(earlier: Event, later: Event) -> float | None:
@@ -90,7 +99,7 @@ def _rate(field: str) -> Callable[[Event, Event], float | None]:
     return figure
 
 
-def _part(field: str) -> Callable[[Event, Event], float | None]:
+def _part(field: str) -> _Figure:
     """Return how to tell a CPU time of the node as percent of what its CPUs had."""
 
     def figure(earlier: Event, later: Event) -> float | None:

@@ -153,15 +153,15 @@ class Process:
             self._tracks[name] = Track(self.number, name, len(self._tracks), self._threads)
         return self._tracks[name]
 
-    def count(self, at_ns: int, name: str, value: float) -> Event:
-        """Return the event that a counter has a value from then on; its unit is part of the name."""
+    def count(self, at_ns: int, name: str, figure: str, value: float) -> Event:
+        """Return the event that a counter has a value from then on; Perfetto calls it by name and figure."""
         return {
             "ph": "C",
             "pid": self.number,
             "tid": 0,
             "ts": at_ns / 1000,
             "name": name,
-            "args": {"value": value},
+            "args": {figure: value},
         }
 
 

@@ -237,15 +237,16 @@ class TraceExport:
         process = self._nodes[node]
         name = kind if kind == CLIENT else f"{kind} task:{task}"
         whole = kind == CLIENT or node != self._record.remote.node
-        last_ns: dict[str, int] = {}
+        last_ns: dict[tuple[str, str], int] = {}
         for reading in readings(events, name, node=whole):
             at_s = self._clocks.since_origin_s(node, reading.unix_s)
             if not self._near(at_s) or at_s < 0:
                 continue  # a server's start, long before the run
             at_ns = self._ns(at_s)
-            if at_ns > last_ns.get(reading.counter, -1):
-                last_ns[reading.counter] = at_ns
-                yield process.count(at_ns, reading.counter, reading.value)
+            counter = (reading.whose, reading.figure)
+            if at_ns > last_ns.get(counter, -1):
+                last_ns[counter] = at_ns
+                yield process.count(at_ns, *counter, reading.value)
 
     # Traced steps
 
@@ -292,13 +293,12 @@ class TraceExport:
         yield from arrow(next(self._arrows), edge.tensor, "transfer", sent[-1], arrived[-1])
 
     def _trace_start_s(self, trace: StepTrace) -> float | None:
-        """Return when a traced step began; older records tell only its phase."""
-        step = next((each for each in self._explained.steps if each.index == trace.index), None)
-        if step is not None and step.kind == "traced":
-            return self._step_start_s(step)
-        spans = (each for each in self._phases if each.phase == wire.PHASE_TRACED_STEP)
-        span = next(spans, None)
-        return None if span is None else span.start_s
+        """Return when a traced step began; a record without its event has only the phase of the one there was."""
+        for step in self._explained.steps:
+            if step.kind == "traced" and step.index == trace.index:
+                return self._step_start_s(step)
+        spans = [each for each in self._phases if each.phase == wire.PHASE_TRACED_STEP]
+        return spans[0].start_s if spans and len(self._explained.traces) == 1 else None
 
     # The time line
 
