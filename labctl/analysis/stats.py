@@ -20,7 +20,7 @@ Side = Sequence[Sequence[float]]
 Judgement = Literal["same", "slower", "faster", "unclear"]
 
 SEED = 20170901
-RESAMPLES = 4000
+RESAMPLES = 2000
 RELEVANT_PERCENT = 2.0  # a smaller difference is none, however sure
 RELEVANT_ONE_RUN_PERCENT = 10.0  # two single runs differ by that much for no reason of theirs
 NOISE_GATE_PERCENT = 25.0  # where no smaller change could be seen, "no difference" means nothing
@@ -227,6 +227,9 @@ def _resampled(runs: list[tuple[float, ...]], rng: np.random.Generator) -> NDArr
     starts = np.concatenate(([0], np.cumsum(counts)[:-1]))
     values = np.concatenate([np.asarray(run, dtype=np.float64) for run in runs])
     chosen = rng.integers(0, len(runs), (RESAMPLES, len(runs)))
+    if len(values) == len(runs):  # one value a run
+        alone: NDArray[np.float64] = np.median(values[chosen], axis=1)
+        return alone
     m, start = counts[chosen], starts[chosen]
     k = (m + 1) // 2
     lower = rng.beta(k, m - k + 1)
