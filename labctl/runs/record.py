@@ -46,14 +46,14 @@ class Parameters:
 
     Attributes:
         experiment: The built-in `matpow`, or a user's script.
-        trace: One more, traced step was asked for.
+        trace: Traced and probe steps were asked for.
         fresh: Join servers were restarted first.
         timeout_s: Seconds that the run may take on the node.
         device: Device type asked for; None for a script that did not say.
         size: L of the L x L matrices.
         power: n as asked.
         algorithm: How the power is formed.
-        feed: `fed` or `staged`.
+        feed: `fed`, `staged` or `constant`.
         placement: `lab`, `one-host` or `one-process`.
         api: `session` or `tf2`.
         inter_op: Threads of the client's inter-op pool, None for TF's default.
