@@ -243,7 +243,9 @@ def compare(a: Sequence[Measured], b: Sequence[Measured]) -> Comparison:
     first = _deciding(rows)
     ordered = [first, *(row for row in rows if row is not first)] if first is not None else rows
     refused = [_mismatch_line(each) for each in mismatches]
-    refused += [f"run {run.run_id} ended {run.outcome}" for run in (*a, *b) if run.outcome != "ok"]
+    refused += [
+        f"run {run.run_id} is {run.outcome}, not ok" for run in (*a, *b) if run.outcome != "ok"
+    ]
     refused += _too_little(first)
     return Comparison(
         a=tuple(run.run_id for run in a),

@@ -111,7 +111,7 @@ def test_placement_brings_its_own_number_of_tasks() -> None:
 
 def test_a_run_that_did_not_end_well_refuses_a_verdict() -> None:
     found = compare(side(0), [*side(10, 3), run(13, outcome="timeout")])
-    assert found.refused == ("run 20261130T160013Z-abcdef ended timeout",)
+    assert found.refused == ("run 20261130T160013Z-abcdef is timeout, not ok",)
 
 
 def too_few() -> Comparison:
