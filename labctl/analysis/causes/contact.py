@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 ANSWERS = "answers"
 STILL_WAITING = "CreateSession still waiting for response from worker"
 
+_HUNG_S = 1.0  # what takes less did not stand still
 _ENDED_WELL = frozenset({"ok", "wrong"})
 _ONE_NODE = frozenset({"one-host", "one-process"})
 # Phases whose end shows that a session reached every task.
@@ -154,7 +155,10 @@ def made_contact(run: Explained) -> bool:
 
 
 def stall(run: Explained) -> Stall | None:
-    """Return where a run stood still until it was ended; None if it ended well or its end is not known."""
+    """Return where a run stood still until it was ended.
+
+    None if it ended well, at once, or if its end is not known.
+    """
     events = own(run)
     progress = [event for event in events if _is_progress(event)]
     if ended_well(run) or not progress:
@@ -162,7 +166,7 @@ def stall(run: Explained) -> Stall | None:
     end = run.data.record.unit_end
     end_s = max(event.t_s for event in events) if end is None else end.ended_at_s
     since_s = progress[-1].t_s
-    if end_s < since_s:
+    if end_s - since_s < _HUNG_S:
         return None
     steps = sum(event.kind == wire.STEP for event in events)
     return Stall(_open_phase(progress), since_s, end_s - since_s, steps)

@@ -88,7 +88,8 @@ def _departure(run: Explained, node: str) -> Departure | None:
     confidence: Confidence = "high"
     if before is not None and after is not None:
         change = _compare(before, after)
-        lines.append(_looks(run, before, after))
+        if change is not None:
+            lines.append(_looks(run, before, after))
     if change is None and (change := _by_words(run, node)) is not None:
         confidence = "medium"
     if change is None:
