@@ -142,6 +142,13 @@ def test_the_evidence_names_both_processes_and_tensorflows_words() -> None:
     assert any("different device incarnation" in line for line in said.evidence)
 
 
+def test_a_unit_that_is_starting_again_is_not_told_as_the_same_process() -> None:
+    said = verdicts(FAULTS["starting again"][0])["server-restarted"]
+    assert (
+        said.evidence[0] == "tf-join-server on tf1 was active at the start, activating at the end"
+    )
+
+
 def test_what_ended_a_run_comes_before_what_it_paid_on_its_way() -> None:
     of = run([*MIDWAY, ABORTED], outcome="failed", ended_at_s=10.9, after=(AGAIN,))
     causes = [each.cause for each in judge_all(of) if each.status == "found"]

@@ -128,11 +128,12 @@ def _looks(run: Explained, before: ServerState, after: ServerState) -> str:
     node = before.node
     if before.boot_id and after.boot_id and before.boot_id != after.boot_id:
         return f"{node} was in boot {before.boot_id[:8]} at the start, in {after.boot_id[:8]} at the end"
-    if after.active in _GONE:
+    same = before.invocation_id == after.invocation_id
+    if after.active != before.active and (same or after.active in _GONE):
         return (
             f"tf-join-server on {node} was {before.active} at the start, {after.active} at the end"
         )
-    if before.invocation_id == after.invocation_id:
+    if same:
         return f"the server on {node} was the same process (invocation {before.invocation_id[:8]}) to the end"
     when = ""
     if after.started_at_s is not None:
