@@ -86,6 +86,7 @@ class _Reader:
         self._nodes = task_nodes(data.record)
         self._start_us = 0
         self._at_s = 0.0
+        self._offsets: dict[str, tuple[float, float]] = {}
         self._shifts: dict[int, float] = {}  # what moves a task's stamps into the step
         self.problems: list[str] = []
 
@@ -205,20 +206,20 @@ class _Reader:
     def _node(self, task: int) -> str:
         return self._nodes.get(task, self._data.record.remote.node)
 
+    def _offset(self, node: str) -> tuple[float, float]:
+        """Return a node's clock minus labctl's at the step, and its bound, seconds."""
+        if node not in self._offsets:
+            self._offsets[node] = self._clocks.offset(node, self._at_s)
+        return self._offsets[node]
+
     def _skew_s(self, task: int) -> float:
         """Return the task's clock minus the client's, seconds."""
-        client = self._data.record.remote.node
-        there, here = (
-            self._clocks.offset(node, self._at_s)[0] for node in (self._node(task), client)
-        )
-        return there - here
+        return self._offset(self._node(task))[0] - self._offset(self._data.record.remote.node)[0]
 
     def _error_s(self, first: int, second: int) -> float:
         """Return the bound of the error between stamps of two tasks, seconds."""
-        nodes = {self._node(first), self._node(second)}
-        if len(nodes) == 1:
-            return 0.0
-        return math.fsum(self._clocks.offset(node, self._at_s)[1] for node in nodes)
+        one, other = self._node(first), self._node(second)
+        return 0.0 if one == other else self._offset(one)[1] + self._offset(other)[1]
 
     def _place_s(self, task: int, unix_us: int) -> float:
         """Return a stamp of a task as seconds after the step's start."""

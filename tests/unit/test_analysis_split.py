@@ -31,7 +31,7 @@ def parts(trace: StepTrace) -> list[tuple[str, int | None, int | None, float]]:
     split = split_step(trace, trace.duration_s * 1e3)
     assert split is not None
     assert split.scale == pytest.approx(1)
-    assert math.fsum(row.seconds for row in split.rows) == split.total_s
+    assert math.fsum(row.seconds for row in split.rows) == pytest.approx(split.total_s, rel=1e-12)
     return [(row.what, row.task, row.source, round(row.seconds * 1e3, 3)) for row in split.rows]
 
 
