@@ -74,7 +74,7 @@ def batches(*, quick: bool, fresh: bool = True) -> tuple[Batch, ...]:
 
 
 def run_round(home: Home, lab_name: str, *, quick: bool, unix_s: float, observer: Observer) -> str:
-    """Run a round and return its tag.
+    """Run a round and return its tag. What a failed run cut short is run once more.
 
     Args:
         home: Where the lab is.
@@ -89,10 +89,17 @@ def run_round(home: Home, lab_name: str, *, quick: bool, unix_s: float, observer
     lab = load_lab(home, lab_name)
     tag = datetime.fromtimestamp(unix_s, UTC).strftime("%Y%m%dT%H%M%SZ")
     observer.note(f"round {tag}; what it has run so far: labctl answer --from {tag}")
+
+    def run_all(variants: Sequence[Variant], repeats: int) -> dict[str, list[Entry]]:
+        return run_batch(home, lab_name, variants, repeats, {TAG: tag}, observer=observer, lab=lab)
+
     for batch in batches(quick=quick, fresh=lab.provider != LOOPBACK):
-        run_batch(
-            home, lab_name, batch.variants, batch.repeats, {TAG: tag}, observer=observer, lab=lab
-        )
+        done = run_all(batch.variants, batch.repeats)
+        good = {label: sum(each.state == "ok" for each in runs) for label, runs in done.items()}
+        short = [each for each in batch.variants if good[each.label] < batch.repeats]
+        if short:
+            observer.note(f"once more: {', '.join(each.label for each in short)}")
+            run_all(short, batch.repeats - min(good[each.label] for each in short))
     return tag
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from labctl.lab.home import Home
 from labctl.lab.model import Lab
 from labctl.runs.observer import Silent
 from labctl.runs.record import Outcome, read_record, write_record
-from labctl.runs.store import RunStore
+from labctl.runs.store import Entry, RunStore
 
 RECORDS = Path(__file__).resolve().parents[1] / "fixtures/records"
 FED, STAGED = "20261130T181128Z-7aa9b1", "20261130T181529Z-a52ef3"
@@ -77,7 +78,7 @@ def test_the_document_depends_on_the_records_alone(
     assert str(store.root) not in texts[0]
 
 
-def test_a_run_that_failed_ends_the_command_with_5(
+def test_a_variant_without_a_good_run_ends_the_command_with_5(
     store: RunStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put_round(store)
@@ -140,26 +141,64 @@ def test_the_listing_is_run_as_it_stands() -> None:
     assert (parameters.feed, parameters.inter_op, parameters.soft_placement) == ("fed", None, False)
 
 
-def test_a_round_runs_its_batches_under_one_tag(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[tuple[list[str], int, dict[str, str]]] = []
+@dataclass
+class Batches:
+    """Stands for `run_batch`: stores a record for each run; the first run of the labels in `fails` fails."""
 
-    def run_batch(
-        home: Home,
-        lab_name: str,
-        variants: tuple[Variant, ...],
-        repeats: int,
-        tags: dict[str, str],
-        **_: Any,
-    ) -> None:
-        done.append(([variant.label for variant in variants], repeats, tags))
+    store: RunStore
+    fails: set[str]
+    done: list[tuple[list[str], int, Mapping[str, str]]] = field(default_factory=list)
+    number: int = 0
 
+    def __call__(
+        self, _home: Home, _lab: str, variants: Sequence[Variant], repeats: int,
+        tags: Mapping[str, str], **_: Any,
+    ) -> dict[str, list[Entry]]:  # fmt: skip
+        self.done.append(([variant.label for variant in variants], repeats, tags))
+        return {variant.label: list(self._runs(variant.label, repeats)) for variant in variants}
+
+    def _runs(self, label: str, repeats: int) -> Iterator[Entry]:
+        for _ in range(repeats):
+            self.number += 1
+            failed = label in self.fails
+            self.fails.discard(label)
+            outcome: Outcome = "failed" if failed else "ok"
+            yield self.store.find(put(self.store, FED, label, self.number, outcome=outcome))
+            if failed:
+                return
+
+
+@pytest.fixture
+def batches(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> Batches:
+    made = Batches(store, set())
     lab = Lab("asked", (), None, "loopback", store.root.parent)
-    monkeypatch.setattr(drive, "run_batch", run_batch)
+    monkeypatch.setattr(drive, "run_batch", made)
     monkeypatch.setattr(drive, "load_lab", lambda *_: lab)
+    return made
+
+
+def test_a_round_runs_its_batches_under_one_tag(batches: Batches) -> None:
     tag = drive.run_round(Home.find(), "asked", quick=False, unix_s=0.0, observer=Silent())
     assert tag == "19700101T000000Z"
-    assert all(tags == {"answer": tag} for _, _, tags in done)
-    assert sum(len(labels) * repeats for labels, repeats, _ in done) <= 24
-    assert evidence.LISTING_FRESH not in {label for labels, _, _ in done for label in labels}
+    assert all(tags == {"answer": tag} for _, _, tags in batches.done)
+    assert len(batches.done) == 3
+    assert batches.number <= 24
+    labels = {label for some, _, _ in batches.done for label in some}
+    assert evidence.LISTING_FRESH not in labels  # a loopback lab's servers are always new
+
+
+def test_what_a_failed_run_cut_short_is_run_once_more(batches: Batches) -> None:
+    batches.fails = {evidence.CHAIN}
+    drive.run_round(Home.find(), "asked", quick=True, unix_s=0.0, observer=Silent())
+    assert [(labels, repeats) for labels, repeats, _ in batches.done][1] == ([evidence.CHAIN], 2)
+    _, runs = drive.find_round(batches.store, TAG)
+    assert [entry.state for entry in runs[evidence.CHAIN]] == ["failed", "ok", "ok"]
+
+
+def test_a_failed_run_beside_good_ones_is_a_warning(
+    store: RunStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_round(store)
+    put(store, FED, "chain", 9, outcome="failed")
+    assert run(["answer", "--from", "last"]) == 0
+    assert "warning chain: run" in capsys.readouterr().out
