@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from labctl.analysis.causes.model import Verdict
 from labctl.analysis.causes.replay import plain_name, saving_s
-from labctl.analysis.causes.scheduling import RULES, held_up, inter_op_threads
+from labctl.analysis.causes.scheduling import RULES, all_held_up, inter_op_threads
 from labctl.analysis.explained import Explained
 from labctl.node import wire
 from tests.unit.explained_samples import FED, explained, healthy, hung, starved, traced
@@ -86,7 +86,7 @@ def test_an_answer_in_the_middle_of_the_products_is_none_of_a_thread() -> None:
     (fed,) = [edge for edge in trace.edges if edge.tensor == FED]
     late_s = 1e-3 + 2.8e-3 + 1e-4
     slice_later = replace(fed, answered_s=late_s, arrived_s=late_s + 3e-3, waited_s=2.9e-3)
-    assert held_up(trace, slice_later) is None
+    assert all_held_up(replace(trace, edges=(slice_later,))) == []
 
 
 def test_a_result_that_is_sent_when_it_is_made_is_not_held_up() -> None:

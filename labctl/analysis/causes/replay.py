@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import lru_cache
 
 from labctl.analysis.model import Edge, OpRun, StepTrace
 
@@ -20,26 +21,35 @@ def saving_s(trace: StepTrace, arrivals: Mapping[Edge, float]) -> float:
         trace: The step.
         arrivals: Edges that arrive at another time, and that time.
     """
-    done: dict[tuple[int, str], tuple[float, float]] = {}  # (task, tensor): old and new end
+    if not arrivals:
+        return 0.0
+    ends: dict[tuple[int, str], float] = {}  # (task, tensor): when it was there in the trace
+    moved: dict[tuple[int, str], float] = {}  # how much sooner it is, where it is
     old_last = new_last = 0.0
     items: list[OpRun | Edge] = [*trace.ops, *trace.edges]
     for item in sorted(items, key=_begin_s):
+        sooner_s = 0.0
         if isinstance(item, Edge):
-            old_end, made = item.arrived_s, (item.target, plain_name(item.tensor))
-            needs: Sequence[tuple[int, str]] = ((item.source, plain_name(item.tensor)),)
+            end_s, made = item.arrived_s, (item.target, plain_name(item.tensor))
+            sooner_s = moved.get((item.source, plain_name(item.tensor)), 0.0)
+            if item in arrivals:
+                sooner_s = max(sooner_s, end_s - arrivals[item])
         else:
-            old_end, made = item.end_s, (item.task, plain_name(item.name))
+            end_s, made = item.end_s, (item.task, plain_name(item.name))
             needs = [(item.task, plain_name(label)) for label in item.inputs]
-        ends = [done[need] for need in needs if need in done]
-        moved_s = max(e[0] for e in ends) - max(e[1] for e in ends) if ends else 0.0
-        new_end = old_end - moved_s
-        if isinstance(item, Edge) and item in arrivals:
-            new_end = min(new_end, arrivals[item])
-        done[made] = (old_end, new_end)
-        old_last, new_last = max(old_last, old_end), max(new_last, new_end)
+            if any(need in moved for need in needs):
+                known = [need for need in needs if need in ends]
+                sooner_s = max(ends[need] for need in known) - max(
+                    ends[need] - moved.get(need, 0.0) for need in known
+                )
+        ends[made] = end_s
+        if sooner_s > 0:
+            moved[made] = sooner_s
+        old_last, new_last = max(old_last, end_s), max(new_last, end_s - sooner_s)
     return old_last - new_last
 
 
+@lru_cache(maxsize=2**17)
 def plain_name(label: str) -> str:
     """Return the op that a tensor's label is of: without control mark, output number and receive number."""
     before = None

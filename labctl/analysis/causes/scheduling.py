@@ -69,7 +69,7 @@ def _inter_op_starved(run: Explained) -> Verdict:
     if run.trace is None:
         return cause.not_measured(*no_trace(run))
     trace = run.trace
-    held = [each for each in (held_up(trace, edge) for edge in trace.edges) if each is not None]
+    held = all_held_up(trace)
     scale = 1.0 if run.split is None else run.split.scale
     warm = warm_s(run) or trace.duration_s * scale
     seconds = percentile(savings_s(run), 50) * scale
@@ -85,8 +85,9 @@ def _inter_op_starved(run: Explained) -> Verdict:
     ready = [edge for edge in trace.edges if not edge.clamped and edge.asked_s is not None]
     if not ready:
         return cause.ruled_out("0 tensors travelled between tasks")
-    longest = max(ready, key=lambda edge: edge.answered_s - ready_since_s(trace, edge))
-    waited_s = max(0.0, longest.answered_s - ready_since_s(trace, longest))
+    made_s = made_ends_s(trace)
+    longest = max(ready, key=lambda edge: edge.answered_s - ready_since_s(edge, made_s))
+    waited_s = max(0.0, longest.answered_s - ready_since_s(longest, made_s))
     return cause.ruled_out(
         f"0 of {len(trace.edges)} tensors waited for a thread",
         f"the longest that was ready, {longest.tensor} of task:{longest.source}, was answered after "
@@ -100,11 +101,8 @@ def savings_s(run: Explained) -> list[float]:
     Steps whose stats miss a transfer are left out.
     """
     most = 0 if run.trace is None else len(run.trace.edges)
-    savings = []
-    for trace in (each for each in run.traces if len(each.edges) == most):
-        held = [each for each in (held_up(trace, edge) for edge in trace.edges) if each is not None]
-        savings.append(saving_s(trace, arrivals_s(held, _cpus(run))))
-    return savings
+    whole = [trace for trace in run.traces if len(trace.edges) == most]
+    return [saving_s(trace, arrivals_s(all_held_up(trace), _cpus(run))) for trace in whole]
 
 
 def _starved(run: Explained, trace: StepTrace, held: list[HeldUp], seconds: float) -> Verdict:
@@ -139,15 +137,21 @@ def _starved(run: Explained, trace: StepTrace, held: list[HeldUp], seconds: floa
     )
 
 
-def held_up(trace: StepTrace, edge: Edge) -> HeldUp | None:
-    """Return how an edge was held up by its sender's ops, None if it was not or cannot be told."""
+def all_held_up(trace: StepTrace) -> list[HeldUp]:
+    """Return the edges of a traced step that were held up by their senders' ops."""
+    made_s = made_ends_s(trace)
+    found = [_held_up(trace, edge, ready_since_s(edge, made_s)) for edge in trace.edges]
+    return [each for each in found if each is not None]
+
+
+def _held_up(trace: StepTrace, edge: Edge, ready_s: float) -> HeldUp | None:
+    """Return how an edge was held up, None if it was not or cannot be told."""
     if edge.clamped or edge.asked_s is None or edge.source == edge.target:
         return None
-    ops = [op for op in trace.ops if op.task == edge.source]
-    ready_s, answered_s = ready_since_s(trace, edge), edge.answered_s
-    waited_s = answered_s - ready_s
+    answered_s, waited_s = edge.answered_s, edge.answered_s - ready_s
     if waited_s < max(_ANSWER_WITHIN_S / 2, edge.clock_error_s):
         return None
+    ops = [op for op in trace.ops if op.task == edge.source]
     slack_s = max(_ANSWER_WITHIN_S, _ANSWER_WITHIN * waited_s)
     unsure_s = max(_ROUNDED_S, edge.clock_error_s)
     before = [op for op in ops if ready_s < op.end_s <= answered_s + unsure_s]
@@ -164,13 +168,18 @@ def held_up(trace: StepTrace, edge: Edge) -> HeldUp | None:
     return HeldUp(edge, ready_s, last_op, busy_s)
 
 
-def ready_since_s(trace: StepTrace, edge: Edge) -> float:
+def made_ends_s(trace: StepTrace) -> dict[tuple[int, str], float]:
+    """Return when each task had made each tensor, by the op's name, seconds."""
+    ends_s: dict[tuple[int, str], float] = {}
+    for op in trace.ops:
+        key = op.task, plain_name(op.name)
+        ends_s[key] = max(op.end_s, ends_s.get(key, 0.0))
+    return ends_s
+
+
+def ready_since_s(edge: Edge, made_s: Mapping[tuple[int, str], float]) -> float:
     """Return when an edge's tensor was made and asked for, seconds; a fed one is there from the start."""
-    made = plain_name(edge.tensor)
-    ends_s = [
-        op.end_s for op in trace.ops if op.task == edge.source and plain_name(op.name) == made
-    ]
-    return max([edge.asked_s or 0.0, *ends_s])
+    return max(edge.asked_s or 0.0, made_s.get((edge.source, plain_name(edge.tensor)), 0.0))
 
 
 def arrivals_s(held: Iterable[HeldUp], cpus: Mapping[int, int]) -> dict[Edge, float]:

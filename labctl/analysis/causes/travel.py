@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -56,10 +56,11 @@ def travel(run: Explained) -> Travel | None:
         return None
     parts: dict[str, float] = {}
     feed_s = tensors_s = 0.0
+    least_s = _least_wires_s(run)
     for row in run.split.rows:
         parts[row.what] = parts.get(row.what, 0.0) + row.seconds
         if row.what == "transfer":
-            fed, other = _wire_shares(run, run.trace, row.source, row.task)
+            fed, other = _wire_shares(run.trace, row.source, row.task, least_s)
             feed_s += row.seconds * fed
             tensors_s += row.seconds * other
     return Travel(
@@ -73,7 +74,10 @@ def travel(run: Explained) -> Travel | None:
 
 
 def _wire_shares(
-    run: Explained, trace: StepTrace, source: int | None, target: int | None
+    trace: StepTrace,
+    source: int | None,
+    target: int | None,
+    least_s: Mapping[tuple[str, int, int], float],
 ) -> tuple[float, float]:
     """Return which parts of the transfers between two tasks are fed inputs and other tensors, by time on the wire.
 
@@ -83,22 +87,20 @@ def _wire_shares(
     whole_s = sum(edge.wire_s for edge in edges)
     if whole_s <= 0:
         return 0.0, 1.0
-    fed = sum(_least_wire_s(run, edge) for edge in edges if is_fed(edge))
-    other = sum(_least_wire_s(run, edge) for edge in edges if not is_fed(edge))
-    return fed / whole_s, other / whole_s
+    shares = dict.fromkeys((True, False), 0.0)
+    for edge in edges:
+        wire_s = least_s.get((edge.tensor, edge.source, edge.target), edge.wire_s)
+        shares[is_fed(edge)] += min(wire_s, edge.wire_s) / whole_s
+    return shares[True], shares[False]
 
 
-def _least_wire_s(run: Explained, edge: Edge) -> float:
-    key = edge.tensor, edge.source, edge.target
-    return min(
-        [
-            other.wire_s
-            for trace in run.traces
-            for other in trace.edges
-            if (other.tensor, other.source, other.target) == key and not other.clamped
-        ],
-        default=edge.wire_s,
-    )
+def _least_wires_s(run: Explained) -> dict[tuple[str, int, int], float]:
+    """Return the least time on the wire of each tensor (name, source, target) over the traced steps, seconds."""
+    least_s: dict[tuple[str, int, int], float] = {}
+    for edge in (edge for trace in run.traces for edge in trace.edges if not edge.clamped):
+        key = edge.tensor, edge.source, edge.target
+        least_s[key] = min(edge.wire_s, least_s.get(key, edge.wire_s))
+    return least_s
 
 
 def _least_share(run: Explained, trace: StepTrace, of: Callable[[StepTrace], float]) -> float:
