@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labctl.analysis.clock import Clocks, clock_problems
@@ -74,6 +74,7 @@ def test_a_clock_that_is_years_off_is_told() -> None:
     assert clocks.since_origin_s("tf0", ORIGIN_S + 3 * 365 * 86400 + 5) == pytest.approx(5)
 
 
+@settings(deadline=None)
 @given(SAMPLES, st.floats(0, 100), st.randoms(use_true_random=False))
 def test_samples_come_in_any_order_and_offsets_lie_between_them(
     samples: list[ClockSample], at_s: float, random: object
@@ -86,6 +87,7 @@ def test_samples_come_in_any_order_and_offsets_lie_between_them(
     assert Clocks(samples[::-1], ORIGIN_S).lines() == clocks.lines()
 
 
+@settings(deadline=None)
 @given(st.floats(-1e5, 1e5), st.floats(-1e-2, 1e-2), st.floats(0, 100), st.floats(-1e6, 1e6))
 def test_shifting_a_clock_and_its_samples_alike_changes_nothing(
     offset_s: float, drift_s: float, at_s: float, shift_s: float

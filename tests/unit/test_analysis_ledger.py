@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labctl.analysis.clock import Clocks
@@ -45,6 +45,7 @@ SPANS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(SPANS, SPANS, st.floats(0, 60, allow_nan=False))
 def test_rows_never_overlap_and_add_up(own: list[Span], client: list[Span], wall_s: float) -> None:
     ledger = build_ledger(own, client, wall_s)
@@ -368,6 +369,7 @@ def check(explained: Explained, wall_s: float) -> None:
         assert total_s + rest_s == pytest.approx(wall_s, abs=1e-6)
 
 
+@settings(deadline=None)
 @given(EVENTS, CLOCK, SPANS)
 def test_whatever_a_record_says_its_rows_add_up(
     events: list[Event], clock: list[ClockSample], own: list[Span]
@@ -376,6 +378,7 @@ def test_whatever_a_record_says_its_rows_add_up(
     check(run(events, record, REACHED), 20.0)
 
 
+@settings(deadline=None)
 @given(EVENTS, st.randoms(use_true_random=False))
 def test_the_order_of_events_does_not_matter(events: list[Event], random: Random) -> None:
     shuffled = list(events)
@@ -385,6 +388,7 @@ def test_the_order_of_events_does_not_matter(events: list[Event], random: Random
     assert one.nodes == other.nodes
 
 
+@settings(deadline=None)
 @given(EVENTS, st.integers(-(10**6), 10**6))
 def test_a_clock_and_its_samples_may_shift_together(events: list[Event], shift_s: int) -> None:
     moved = [

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labctl.analysis.explain import explain
@@ -166,6 +166,7 @@ def test_real_steps() -> None:
     assert starved.total_s == pytest.approx(0.0836380345)
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(
@@ -194,6 +195,7 @@ def test_every_instant_is_in_one_part(
     assert len({row[:3] for row in found}) == len(found)
 
 
+@settings(deadline=None)
 @given(INTERVALS)
 def test_merged_intervals_are_ordered_disjoint_and_cover_the_same(
     intervals: list[tuple[float, float]],
@@ -207,6 +209,7 @@ def test_merged_intervals_are_ordered_disjoint_and_cover_the_same(
     assert covered_s(merged) <= math.fsum(max(0.0, end - start) for start, end in intervals) + 1e-9
 
 
+@settings(deadline=None)
 @given(INTERVALS, st.floats(0, 100), st.floats(0, 100))
 def test_pieces_make_up_the_interval(
     intervals: list[tuple[float, float]], start: float, end: float

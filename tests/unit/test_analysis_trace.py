@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labctl.analysis.clock import Clocks
@@ -261,6 +261,7 @@ def test_any_number_of_tasks() -> None:
     assert trace.overlap_s == pytest.approx(2 * 0.0087)
 
 
+@settings(deadline=None)
 @given(
     st.permutations(range(9)),
     st.integers(-(10**12), 10**12),
@@ -283,6 +284,7 @@ def test_edges_do_not_mind_order_or_offsets(order: list[int], ahead: int, other:
     assert moved.compute_union_s == pytest.approx(plain.compute_union_s, abs=1e-5)
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(
