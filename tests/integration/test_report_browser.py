@@ -234,20 +234,28 @@ def test_the_waterfall_zooms_by_button_key_and_drag(shown: Chrome) -> None:
 
 
 def test_a_bar_says_its_name_begin_length_and_source(shown: Chrome, explained: Explained) -> None:
-    from selenium.webdriver import ActionChains
+    from selenium.webdriver.common.actions.action_builder import ActionBuilder
     from selenium.webdriver.common.by import By
 
-    bars = shown.find_elements(By.CSS_SELECTOR, "#chart-waterfall [data-lane=run] .bar")
-    longest = max(range(len(bars)), key=lambda k: explained.ledger.rows[k].duration_s)
-    ask(shown, "arguments[0].scrollIntoView({block: 'center'})", bars[longest])
+    longest = max(explained.ledger.rows, key=lambda row: row.duration_s)
+    number = explained.ledger.rows.index(longest)
+    place = ask(
+        shown,
+        "const bar = document.querySelectorAll('#chart-waterfall [data-lane=run] .bar')[arguments[0]];"
+        "bar.scrollIntoView({block: 'center'});"
+        "const box = bar.getBoundingClientRect();"
+        "return [box.left + box.width / 2, box.top + box.height / 2].map(Math.round)",
+        number,
+    )
     shown.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
-    ActionChains(shown).move_to_element(bars[longest]).perform()
+    pointer = ActionBuilder(shown)
+    pointer.pointer_action.move_to_location(*place)  # type: ignore[no-untyped-call]
+    pointer.perform()
     tip = shown.find_element(By.ID, "tip").text
-    row = explained.ledger.rows[longest]
-    assert tip.startswith(row.phase.replace("_", " "))
-    assert f"begins at {row.start_s:.2f}" in tip
-    assert f"takes {row.duration_s:.2f}" in tip
-    assert f"by {row.source}" in tip
+    assert tip.startswith(longest.phase.replace("_", " "))
+    assert f"begins at {longest.start_s:.2f}" in tip
+    assert f"takes {longest.duration_s:.2f}" in tip
+    assert f"by {longest.source}" in tip
 
 
 @pytest.mark.parametrize("width", [320, 375, 768])
