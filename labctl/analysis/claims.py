@@ -34,6 +34,7 @@ from labctl.analysis.evidence import (
 )
 from labctl.analysis.explained import Explained
 from labctl.analysis.stats import Difference
+from labctl.analysis.steps import percentile
 from labctl.node import wire
 from labctl.runs.events import Event
 
@@ -346,10 +347,7 @@ def _links(runs: Sequence[Explained]) -> list[Number]:
             found.setdefault((link.source, link.target), []).append(link.bits_per_s / 8e6)
     return [
         Number(
-            f"network alone, {source} to {target}",
-            median([rates]) or 0.0,
-            "MB/s",
-            n=len(set(rates)),
+            f"network alone, {source} to {target}", percentile(rates, 50), "MB/s", n=len(set(rates))
         )
         for (source, target), rates in sorted(found.items())
     ]

@@ -55,9 +55,10 @@ def plan(
     """Foresee step and total of a run from what this lab's runs have measured."""
     import time
 
+    from labctl.analysis.outlook import look_ahead
     from labctl.analysis.score import score as score_all
     from labctl.console import out, out_json, say
-    from labctl.drive.foresee import find_device, look_ahead, work_for
+    from labctl.drive.foresee import find_device, work_for
     from labctl.drive.history import keep_plan, read_history, read_plans
     from labctl.drive.plan import RunOptions
     from labctl.errors import UsageError
