@@ -6,6 +6,7 @@ import os
 import re
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -143,6 +144,7 @@ class UsageReporter(threading.Thread):
         always: Write one each period; else only while the process works, and the one before and after.
         meter: Reads the counters.
         period_s: Between two readings.
+        own_cpu_ns: Tells what the calling thread has used: the reading itself is no work.
     """
 
     def __init__(
@@ -152,15 +154,18 @@ class UsageReporter(threading.Thread):
         always: bool,
         meter: Meter | None = None,
         period_s: float = wire.USAGE_PERIOD_S,
+        own_cpu_ns: Callable[[], int] = time.thread_time_ns,
     ) -> None:
         super().__init__(name="usage", daemon=True)
         self._events = events
         self._always = always
         self._meter = meter or Meter()
         self._period_s = period_s
+        self._own_cpu_ns = own_cpu_ns
         self._stopped = threading.Event()
         self._one_at_a_time = threading.Lock()
         self._before: tuple[int, int, Figures] | None = None
+        self._work_ns = 0  # up to then
         self._busy = False  # in the period that ended with it
         self._told = False
 
@@ -185,21 +190,20 @@ class UsageReporter(threading.Thread):
         """
         with self._one_at_a_time:
             now = (time.time_ns(), time.monotonic_ns(), self._meter.read())
+            work_ns = (now[2]["cpu_ns"] or 0) - self._own_cpu_ns()
             before, was_busy = self._before, self._busy
-            busy = self._always or (before is not None and _worked(before[2], now[2]))
+            worked = before is not None and work_ns - self._work_ns >= WORKING_CPU_NS
+            busy = self._always or worked
             if busy and before is not None and not self._told:
                 self._tell(before)
-            self._before, self._busy, self._told = now, busy, busy or was_busy
+            self._before, self._work_ns = now, work_ns
+            self._busy, self._told = busy, busy or was_busy
             if self._told:
                 self._tell(now)
 
     def _tell(self, reading: tuple[int, int, Figures]) -> None:
         t, mono, figures = reading
         self._events.emit(wire.USAGE, t=t, mono=mono, **figures)
-
-
-def _worked(before: Figures, now: Figures) -> bool:
-    return (now["cpu_ns"] or 0) - (before["cpu_ns"] or 0) >= WORKING_CPU_NS
 
 
 def _field(status: str, name: str) -> int | None:

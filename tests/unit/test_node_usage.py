@@ -136,7 +136,7 @@ def _told(each_ns: list[int], folder: Path, *, always: bool) -> list[dict[str, A
     path = folder / "events.jsonl"
     path.unlink(missing_ok=True)
     log = EventLog.to_file(str(path), "join-server", 1)
-    reporter = UsageReporter(log, always=always, meter=_Scripted(each_ns))
+    reporter = UsageReporter(log, always=always, meter=_Scripted(each_ns), own_cpu_ns=lambda: 0)
     for _ in each_ns:
         reporter.sample()
     return [json.loads(line) for line in path.read_text().splitlines()]
@@ -157,6 +157,17 @@ def test_work_is_told_with_one_sample_before_and_one_after(tmp_path: Path) -> No
     ]  # fmt: skip
     # What lies between two spells is told once, whether it closes the one or opens the other.
     assert _sums([0, work, 0, work, 0], tmp_path) == [0, work, work, 2 * work, 2 * work]
+
+
+def test_the_reading_itself_is_no_work(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog.to_file(str(path), "join-server", 1)
+    own = iter([WORKING_CPU_NS, 2 * WORKING_CPU_NS, 3 * WORKING_CPU_NS])
+    meter = _Scripted([WORKING_CPU_NS] * 3)
+    reporter = UsageReporter(log, always=False, meter=meter, own_cpu_ns=lambda: next(own))
+    for _ in range(3):
+        reporter.sample()
+    assert path.read_text() == ""
 
 
 def test_a_client_tells_every_period(tmp_path: Path) -> None:
