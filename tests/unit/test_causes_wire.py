@@ -67,6 +67,12 @@ def test_a_run_without_a_trace_measures_nothing_of_a_step() -> None:
         assert len(said[cause].evidence) == 2
 
 
+def test_a_trace_without_a_warm_step_is_not_enough() -> None:
+    said = verdicts(replace(healthy(), split=None))
+    assert said["feed"].status == said["small-work"].status == "not_measured"
+    assert said["feed"].evidence[0] == "there is no warm step to hold the trace against"
+
+
 def test_small_work_has_what_travels_and_says_what_would_pay() -> None:
     run = explained(traced(**SMALL), parameters=SMALL_RUN)  # type: ignore[arg-type]
     assert set(found(run)) == {"small-work"}

@@ -243,8 +243,10 @@ def log_hidden(run: Explained) -> bool:
 
 
 def no_trace(run: Explained) -> tuple[str, str]:
-    """Return what is missing in a run without a readable trace, and what would measure it."""
+    """Return what is missing in a run whose steps cannot be split, and what would measure it."""
     parameters = run.data.record.parameters
+    if run.trace is not None:
+        return "there is no warm step to hold the trace against", "the same run with --repeat 3"
     if not is_matpow(run):
         return "a script has no traced step", "labctl run without a script traces its steps"
     if parameters.api == "tf2":
