@@ -51,7 +51,7 @@ def why_lines(run: Explained, verdicts: Sequence[Verdict], *, state: str, name: 
     record = run.data.record
     found = [verdict for verdict in verdicts if verdict.status == "found"]
     lines = [head_line(record.lab, record.parameters, record.tasks, record.run_id)]
-    lines += [_outcome_line(run, state), ""]
+    lines += [*_wrapped("outcome", _outcome(run, state)), ""]
     for number, verdict in enumerate(found, start=1):
         lines += _found_lines(run, number, verdict)
     if (healthy := _healthy_line(run, found)) is not None:
@@ -106,7 +106,7 @@ def compute_bound(
     return share, tuple(rates)
 
 
-def _outcome_line(run: Explained, state: str) -> str:
+def _outcome(run: Explained, state: str) -> str:
     record = run.data.record
     if record.open:
         told = {
@@ -115,10 +115,10 @@ def _outcome_line(run: Explained, state: str) -> str:
             "interrupted": "its labctl has ended; the run may go on",
             "lost": "out of sight; it may go on",
         }.get(state, "it has not been brought to its end")
-        return f"outcome  {state}: {told}; what follows rests on what is here so far"
+        return f"{state}: {told}; what follows rests on what is here so far"
     if record.failure is not None and state != "cancelled":
-        return f"outcome  {state}: {record.failure.message.splitlines()[0]}"
-    return f"outcome  {state}"
+        return f"{state}: {record.failure.message.splitlines()[0]}"
+    return state
 
 
 def _found_lines(run: Explained, number: int, verdict: Verdict) -> list[str]:

@@ -335,6 +335,10 @@ def result(**data: Any) -> list[Event]:
 def test_overflow() -> None:
     by_kind = failed("float32 cannot hold entries of 1e40", "out-of-range")
     assert verdict("float32-overflow", by_kind).status == "found"
+    refused = failed("listing with power 20 and size 1000 overflows float32", "bad-plan")
+    assert verdict("float32-overflow", refused).evidence == (
+        "the client says: listing with power 20 and size 1000 overflows float32",
+    )
     infinite = run(result(ok=False, norm=None, relative_error=None), outcome="wrong")
     assert verdict("float32-overflow", infinite).status == "found"
     said = verdict("float32-overflow", healthy())

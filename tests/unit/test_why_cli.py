@@ -120,5 +120,5 @@ def test_a_run_that_goes_on_is_explained_so_far(
     write_record(folder, going)
     assert run(["why"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].startswith("outcome  detached: it goes on without labctl")
+    assert lines[1].startswith("outcome    detached: it goes on without labctl")
     assert lines[-1] == "next: labctl attach last · labctl cancel last"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from labctl.analysis.causes.common import Cause, gpu_asked, is_matpow, last_event
+from labctl.analysis.causes.common import Cause, gpu_asked, has_words, is_matpow, last_event
 from labctl.analysis.causes.model import Rule, Verdict
 from labctl.node import wire
 
@@ -16,14 +16,16 @@ TF32 = Cause("tf32", "once", "The GPU multiplied in TF32, not in float32", "A")
 
 # TF32 has 10 bits of mantissa: products are off by some 2^-11, chains of them by up to a few per cent.
 _TF32_LEAST, _TF32_MOST = 1e-4, 5e-2
+_OVERFLOW_WORDS = ("overflows float32",)
 
 
 def _overflow(run: Explained) -> Verdict:
     cause = OVERFLOW
     remedy = "a smaller --power; inputs scaled by 2/L keep powers finite (only listing leaves them as they are)"
     for event in run.data.events:
-        if event.kind == wire.ERROR and event.text("kind") == "out-of-range":
-            return cause.found(None, [f"the client says: {event.text('message')}"], remedy=remedy)
+        told = event.kind == wire.ERROR and event.text("message")
+        if told and (event.text("kind") == "out-of-range" or has_words(told, *_OVERFLOW_WORDS)):
+            return cause.found(None, [f"the client says: {told}"], remedy=remedy)
     result = last_event(run, wire.RESULT)
     if result is None:
         return cause.not_measured("the run has no result", "a run that ends")
