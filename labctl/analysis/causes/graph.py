@@ -47,6 +47,7 @@ _GRAPH_WORDS = (
     "exceeds maximum protobuf size",
     "message was rejected because it was too big",
     "content larger than the 2gb limit",
+    "more than one graphdef can hold",
 )
 
 
