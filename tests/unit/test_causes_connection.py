@@ -91,7 +91,11 @@ FAULTS = {
     "no route": (silent("timed out", "No route to host"), "port-filtered"),
     "mute": (silent("timed out", "connected, but nothing was sent"), "peer-frozen"),
     "unresolvable": (
-        silent("not resolvable", nodes=(TF0, replace(TF1, tf_address="x.invalid:2222"))),
+        silent(
+            "not resolvable",
+            nodes=(TF0, replace(TF1, tf_address="x.invalid:2222")),
+            before=(replace(SERVER, spec_sha256=OTHER),),
+        ),
         "name-unresolvable",
     ),
     "a stranger": (silent("not gRPC", "first bytes b'SSH-2.0-O'"), "port-in-use"),
@@ -167,7 +171,9 @@ FAULTS = {
         "name-resolves-to-self",
     ),
     "alias by the check": (
-        hung(
+        silent(
+            "refused",
+            before=(replace(SERVER, spec_sha256=OTHER),),
             nodes=(TF0, replace(TF1, tf_address="tf1:2222")),
             failed_checks=(
                 FailedCheck(

@@ -127,6 +127,10 @@ def _same_spec(cause: Cause, run: Explained) -> Verdict:
             f"{', '.join(silent)} did not say which spec it serves", "labctl check compares them"
         )
     wanted = run.data.record.spec_sha256
+    others = [node for node, sha256 in served.items() if sha256 != wanted]
+    if others:
+        said = f"{others[0]} serves another spec than {wanted[:12]}, but was not reached by any"
+        return cause.ruled_out(said, confidence="low")
     return cause.ruled_out(f"{', '.join(served)} serves the run's own spec, {wanted[:12]}")
 
 

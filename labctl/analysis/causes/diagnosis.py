@@ -29,6 +29,7 @@ from labctl.node import wire
 
 if TYPE_CHECKING:
     from labctl.analysis.explained import Explained
+    from labctl.runs.record import NodeFacts
 
 PEER_DOWN = Cause("peer-down", "once", "No TensorFlow server listens on a peer's port", "A")
 PORT_FILTERED = Cause("port-filtered", "once", "Packets to a peer's port are dropped", "A")
@@ -79,18 +80,15 @@ class Fault:
 
 
 def diagnose(run: Explained) -> tuple[Fault, ...]:
-    """Return the faults that kept the tasks of a run apart, at most one of a kind for each node."""
-    faults = [*_ports_in_use(run), *_stale_specs(run)]
-    held = {fault.node for fault in faults if fault.cause is PORT_IN_USE}
-    for peer in peers(run):
-        if peer.state != ANSWERS and peer.node not in held:
-            faults.extend(_silent(run, peer))
-    silent = {fault.node for fault in faults if fault.cause is not STALE_SPEC}
-    faults.extend(fault for fault in _frozen_processes(run) if fault.node not in silent)
-    if not faults:
-        faults.extend(_misled(run))
+    """Return the faults that kept the tasks of a run apart, at most one for each node."""
+    faults = _ports_in_use(run)
+    for cause in (_misled, _silent, _frozen_processes):
+        told = {fault.node for fault in faults}
+        faults.extend(fault for fault in cause(run) if fault.node not in told)
+    if not faults:  # a server that is out of reach is not asked by its spec
+        faults = _stale_specs(run) or _strangers(run)
     if not faults and not ended_well(run) and not made_contact(run) and workers(run):
-        faults.extend(_between(run))
+        faults = _between(run)
     return tuple(faults)
 
 
@@ -125,8 +123,13 @@ def _ports_in_use(run: Explained) -> list[Fault]:
     ]
 
 
-def _silent(run: Explained, peer: Peer) -> list[Fault]:
-    """Return the fault that a port tells by what it says; none for a server that went away in mid-run."""
+def _silent(run: Explained) -> list[Fault]:
+    """Return the faults that ports tell by what they say; none for a server that went away in mid-run."""
+    found = [_of_port(run, peer) for peer in peers(run) if peer.state != ANSWERS]
+    return [fault for fault in found if fault is not None]
+
+
+def _of_port(run: Explained, peer: Peer) -> Fault | None:
     active = next((s.active for s in run.data.record.servers_before if s.node == peer.node), "")
     lines = [peer.said, *still_waiting(run)]
     confidence: Confidence = "high"
@@ -158,9 +161,9 @@ def _silent(run: Explained, peer: Peer) -> list[Fault]:
         port = peer.address.rpartition(":")[2]
         remedy = f"labctl provision; a firewall must let port {port} pass between the nodes"
     else:
-        return []
-    lines.extend(failed_checks(run, peer.node, "port", "unit", "addresses", "firewall"))
-    return [Fault(cause, peer.node, title, tuple(lines), confidence, remedy)]
+        return None
+    lines.extend(failed_checks(run, peer.node, "port", "unit", "firewall"))
+    return Fault(cause, peer.node, title, tuple(lines), confidence, remedy)
 
 
 def _frozen_processes(run: Explained) -> list[Fault]:
@@ -239,7 +242,7 @@ def served_spec(run: Explained, node: str) -> str | None:
 
 
 def _misled(run: Explained) -> list[Fault]:
-    """Return the peers whose address leads back to the client, or who are not the task that the spec names."""
+    """Return the peers whose address leads back to the client."""
     faults = []
     for node in workers(run):
         lines = [
@@ -251,20 +254,28 @@ def _misled(run: Explained) -> list[Fault]:
         ]
         if _is_mirror(run, node.tf_address):
             lines.append(f"the spec has {node.tf_address} for {node.name}: the client's own place")
-        if error_kind(run) == "wrong-cluster" and not ended_well(run):
-            lines.append(error_line(run, "unknown device"))
-        if lines:
-            faults.append(
-                Fault(
-                    NAME_SELF,
-                    node.name,
-                    f"{host_of(node.tf_address)} ({node.name}) leads back to the node that asks",
-                    tuple(lines),
-                    "high",
-                    f"set tf_data_address of {node.name} to its private address, then labctl provision",
-                )
-            )
+        if lines and not ended_well(run):
+            lines.extend(peer.said for peer in peers(run) if peer.node == node.name)
+            faults.append(_mirror(node, lines))
     return faults
+
+
+def _strangers(run: Explained) -> list[Fault]:
+    """Return the fault of a server that says it is not the task that the client takes it for."""
+    if error_kind(run) != "wrong-cluster" or ended_well(run):
+        return []
+    return [_mirror(node, [error_line(run, "unknown device")]) for node in workers(run)[:1]]
+
+
+def _mirror(node: NodeFacts, lines: list[str]) -> Fault:
+    return Fault(
+        NAME_SELF,
+        node.name,
+        f"{host_of(node.tf_address)} ({node.name}) leads back to the node that asks",
+        tuple(lines),
+        "high",
+        f"set tf_data_address of {node.name} to its private address, then labctl provision",
+    )
 
 
 def _is_mirror(run: Explained, address: str) -> bool:
