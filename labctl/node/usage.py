@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 from . import wire
 from .events import EventLog
@@ -31,10 +29,12 @@ class Meter:
     """
 
     def __init__(self, proc: str = "/proc") -> None:
-        self._proc = Path(proc)
-        self._cpus = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        self._proc = proc
         self._tasks = f"{proc}/self/task"
-        self._files: dict[str, int] = {}  # by thread
+        self._cpus = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+        self._files: dict[str, int] = {}  # that stay open, by path
+        self._thread_files: dict[str, int] = {}  # the same, by thread
         self._waits: dict[str, int] = {}  # by thread, as last read
         self._ended_wait_ns = 0
 
@@ -43,15 +43,14 @@ class Meter:
 
         The node's CPUs are those that this process may use.
         """
-        status = self._text("self/status")
+        threads = self._threads()
         busy, idle, steal = self._node()
         received, sent = self._network()
-        rss_kib = _field(status, "VmRSS")
         return {
             "cpu_ns": time.process_time_ns(),
-            "wait_ns": self._wait(),
-            "threads": _field(status, "Threads"),
-            "rss_bytes": None if rss_kib is None else rss_kib * 1024,
+            "wait_ns": self._wait(threads),
+            "threads": len(threads) or None,
+            "rss_bytes": self._memory(),
             "node_busy_ns": busy,
             "node_idle_ns": idle,
             "node_steal_ns": steal,
@@ -59,15 +58,27 @@ class Meter:
             "tx_bytes": sent,
         }
 
-    def _wait(self) -> int | None:
+    def _threads(self) -> list[str]:
+        """Return this process's threads, and forget the files of those that have ended."""
+        try:
+            threads = os.listdir(self._tasks)  # noqa: PTH208 names only, and twice a second
+        except OSError:
+            return []
+        for thread in self._thread_files.keys() - threads:
+            os.close(self._thread_files.pop(thread))
+        return threads
+
+    def _wait(self, threads: list[str]) -> int | None:
         """Return how long threads were ready to run and had no CPU, those that have ended included, ns."""
         waits: dict[str, int] = {}
         ran_ns = 0
-        for thread in self._threads():
-            with suppress(OSError, ValueError, IndexError):  # it has just ended
-                ran, waited, *_ = self._schedstat(thread).split()
+        for thread in threads:
+            try:
+                ran, waited, _ = self._schedstat(thread).split()
                 waits[thread] = int(waited)
                 ran_ns += int(ran)
+            except (OSError, ValueError):  # it has just ended
+                continue
         if not ran_ns:
             return None  # a kernel that keeps no such statistics
         for thread, wait_ns in self._waits.items():
@@ -76,42 +87,43 @@ class Meter:
         self._waits = waits
         return self._ended_wait_ns + sum(waits.values())
 
-    def _threads(self) -> list[str]:
-        """Return this process's threads, and forget the files of those that have ended."""
-        try:
-            threads = os.listdir(self._tasks)  # noqa: PTH208 names only, and twice a second
-        except OSError:
-            return []
-        for thread in self._files.keys() - threads:
-            os.close(self._files.pop(thread))
-        return threads
-
     def _schedstat(self, thread: str) -> bytes:
         """Return a thread's `schedstat`; its file stays open, which makes the next reading ten times as fast.
 
         Raises:
             OSError: There is no such thread, or no such file.
         """
-        kept = self._files.get(thread)
-        file = os.open(f"{self._tasks}/{thread}/schedstat", os.O_RDONLY) if kept is None else kept
+        file = self._thread_files.get(thread)
+        if file is not None:
+            try:
+                return os.pread(file, 128, 0)
+            except OSError:  # it has ended; another thread may get its number
+                os.close(self._thread_files.pop(thread))
+                raise
+        file = os.open(f"{self._tasks}/{thread}/schedstat", os.O_RDONLY)
         try:
             text = os.pread(file, 128, 0)
-        except OSError:  # it has ended; another thread may get its number
-            self._files.pop(thread, None)
+        except OSError:
             os.close(file)
             raise
-        if kept is None and len(self._files) < _MOST_OPEN_FILES:
-            self._files[thread] = file
-        elif kept is None:
+        if len(self._thread_files) < _MOST_OPEN_FILES:
+            self._thread_files[thread] = file
+        else:
             os.close(file)
         return text
 
+    def _memory(self) -> int | None:
+        fields = self._bytes("self/statm").split()
+        return int(fields[1]) * self._page_bytes if len(fields) > 1 else None
+
     def _node(self) -> tuple[int | None, int | None, int | None]:
-        rows = [
-            [int(field) for field in fields[1:]]
-            for fields in map(str.split, self._text("stat").splitlines())
-            if fields and fields[0] in self._cpus
-        ]
+        rows = []
+        for line in self._bytes("stat").split(b"\n"):
+            if not line.startswith(b"cpu"):
+                break  # the CPUs come first
+            name, *fields = line.split()
+            if name.decode() in self._cpus:
+                rows.append([int(field) for field in fields])
         if not rows or min(map(len, rows)) < 8:
             return None, None, None
         user, nice, system, idle, iowait, irq, softirq, steal = (
@@ -122,18 +134,25 @@ class Meter:
     def _network(self) -> tuple[int | None, int | None]:
         received = sent = 0
         found = False
-        for line in self._text("net/dev").splitlines():
-            name, colon, rest = line.partition(":")
+        for line in self._bytes("net/dev").split(b"\n"):
+            name, colon, rest = line.partition(b":")
             fields = rest.split()
-            if colon and name.strip() != "lo" and len(fields) >= 16:
+            if colon and name.strip() != b"lo" and len(fields) >= 16:
                 received, sent, found = received + int(fields[0]), sent + int(fields[8]), True
         return (received, sent) if found else (None, None)
 
-    def _text(self, name: str) -> str:
+    def _bytes(self, name: str) -> bytes:
+        """Return the content of a file, which stays open, too; nothing if it cannot be read."""
         try:
-            return (self._proc / name).read_text(encoding="ascii", errors="replace")
+            file = self._files.get(name)
+            if file is None:
+                file = self._files[name] = os.open(f"{self._proc}/{name}", os.O_RDONLY)
+            text = b""
+            while piece := os.pread(file, 65_536, len(text)):  # a page at a time from some files
+                text += piece
         except OSError:
-            return ""
+            return b""
+        return text
 
 
 class UsageReporter(threading.Thread):
@@ -204,8 +223,3 @@ class UsageReporter(threading.Thread):
     def _tell(self, reading: tuple[int, int, Figures]) -> None:
         t, mono, figures = reading
         self._events.emit(wire.USAGE, t=t, mono=mono, **figures)
-
-
-def _field(status: str, name: str) -> int | None:
-    match = re.search(rf"^{name}:\s+(\d+)", status, re.MULTILINE)
-    return int(match.group(1)) if match else None

@@ -44,7 +44,7 @@ def proc(tmp_path: Path) -> Path:
     (tmp_path / "net" / "dev").write_text(NET_DEV)
     _thread(tmp_path, 11, 500, 70)
     _thread(tmp_path, 12, 100, 7)
-    (tmp_path / "self" / "status").write_text("Name:\tx\nVmRSS:\t   2048 kB\nThreads:\t2\n")
+    (tmp_path / "self" / "statm").write_text("99 512 7 1 0 9 0\n")
     return tmp_path
 
 
@@ -60,7 +60,7 @@ def test_figures_come_from_the_kernels_files(proc: Path) -> None:
     tick_ns = 10**9 // os.sysconf("SC_CLK_TCK")
     assert list(figures) == FIELDS
     assert figures["wait_ns"] == 77
-    assert (figures["threads"], figures["rss_bytes"]) == (2, 2048 * 1024)
+    assert (figures["threads"], figures["rss_bytes"]) == (2, 512 * os.sysconf("SC_PAGE_SIZE"))
     assert figures["node_busy_ns"] == cpus * 21 * tick_ns  # user, nice, system, irq, softirq
     assert figures["node_idle_ns"] == cpus * 120 * tick_ns  # idle, iowait
     assert figures["node_steal_ns"] == cpus * 7 * tick_ns
