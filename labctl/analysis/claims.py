@@ -42,8 +42,8 @@ WELL_SHARE = 0.5  # of the node's own peak: from here on a product is not slow
 POOR_SHARE = 0.2
 _QUESTION_GFLOP = 2 * ptx.LISTING_PRODUCTS * 2 * 1000**3 / 1e9
 _FIFTEEN_SECONDS = (
-    f"the question's 2 x {ptx.LISTING_PRODUCTS} products are {_QUESTION_GFLOP:.0f} GFLOP: {ptx.QUESTION_S:g} s for them "
-    f"would be {_QUESTION_GFLOP / ptx.QUESTION_S:.1f} GFLOP/s"
+    f"the question's 2 x {ptx.LISTING_PRODUCTS} products are {_QUESTION_GFLOP:.0f} GFLOP: {ptx.QUESTION_S:g} s for "
+    f"them would be {_QUESTION_GFLOP / ptx.QUESTION_S:.1f} GFLOP/s"
 )
 _LARGE_PART = 0.5  # of a step or a stopwatch: from here on a part is what it is about
 
@@ -223,8 +223,8 @@ def cold_start(runs: Runs) -> Claim:
         told = "" if imports is None else f", TensorFlow's import {imports / 1e3:.1f} s"
         why = (
             f"{once:.1%} of what the question's stopwatch shows is paid once for each process: of "
-            f"{end_to_end / 1e3:.1f} s one step is {warm / 1e3:.2f} s{told}. On GPUs the driver's, CUDA's and a JIT "
-            "compiler's starts come on top; how long they take needs a GPU."
+            f"{end_to_end / 1e3:.1f} s one step is {warm / 1e3:.2f} s{told}. On GPUs the driver's, CUDA's and a "
+            "JIT compiler's starts come on top; how long they take needs a GPU."
         )
     return Claim(
         "cold-start", "lab", "One run of a new process measures its start, not the computation.", verdict, why,
