@@ -150,6 +150,7 @@ def remove(
     import sys
 
     from labctl.console import out, out_json, say
+    from labctl.drive.prove import forget_proofs
     from labctl.errors import UsageError
 
     store = _store(lab)
@@ -165,7 +166,10 @@ def remove(
         if not typer.confirm(f"remove {len(entries)} of them for good?", err=True):
             say("nothing was removed")
             return 0
-    removed = [str(store.remove(run_id, force=force)) for run_id in entries]
+    removed = []
+    for run_id in entries:
+        removed.append(str(store.remove(run_id, force=force)))
+        forget_proofs(store.root.parent, run_id)
     if json:
         out_json({"removed": removed})
     else:

@@ -311,6 +311,11 @@ def read_proofs(local_dir: Path, run_id: str) -> tuple[dict[str, Proof], str]:
         return {}, f"{path} cannot be read: {error}"
 
 
+def forget_proofs(local_dir: Path, run_id: str) -> None:
+    """Remove what is kept of a run that is removed."""
+    proofs_file(local_dir, run_id).unlink(missing_ok=True)
+
+
 def with_proofs(verdicts: Sequence[Verdict], proofs: Mapping[str, Proof]) -> tuple[Verdict, ...]:
     """Return verdicts with what `--prove` said of them."""
     return tuple(

@@ -272,6 +272,13 @@ def test_a_damaged_file_of_proofs_is_named(tmp_path: Path, text: str) -> None:
     assert str(path) in problem
 
 
+def test_proofs_go_with_their_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LABCTL_LAB", LAB)
+    write_proofs(bench.store.root.parent, bench.own.run_id, {"fetch": PROOF})
+    assert run(["runs", "rm", bench.own.run_id, "--yes"]) == 0
+    assert not proofs_file(bench.store.root.parent, bench.own.run_id).exists()
+
+
 def test_verdicts_take_their_proofs() -> None:
     first, second = with_proofs([verdict("fetch"), verdict("feed")], {"fetch": PROOF})
     assert (first.proved, second.proved) == (PROOF, None)
