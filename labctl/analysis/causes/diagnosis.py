@@ -25,6 +25,7 @@ from labctl.analysis.causes.contact import (
     workers,
 )
 from labctl.analysis.causes.model import Confidence
+from labctl.lab.model import LOOPBACK
 from labctl.node import wire
 
 if TYPE_CHECKING:
@@ -281,7 +282,7 @@ def _mirror(node: NodeFacts, lines: list[str]) -> Fault:
 def _is_mirror(run: Explained, address: str) -> bool:
     """Return whether a worker's address is task 0's host, or a loopback one where nodes are machines."""
     record = run.data.record
-    if record.lab == record.provider == "loopback" or record.lab == "loopback":
+    if record.lab == LOOPBACK:
         return False
     own = next((node.tf_address for node in record.nodes if node.task == 0), "")
     literal = literal_address(host_of(address))

@@ -33,6 +33,7 @@ WAITED = 0.3
 WAITED_ALONE = 0.75
 # Share of the CPUs that went to others, which with WAITED will do where no trace says how fast the products were.
 TAKEN = 0.2
+_BELIEVED = 1.25  # of the peak; more says that the peak was measured badly
 WEAKER = 0.75  # of the best node's peak
 _LEAST_SIZE_SHARE = 0.5  # a product much smaller than the measured one does not reach that peak
 
@@ -123,8 +124,12 @@ def _computes_s(run: Explained, task: int, warm: float) -> float:
 
 def _speed_line(run: Explained, task: int, use: Use | None, reach: float | None) -> str:
     parts = []
-    if reach is not None:
+    if reach is not None and reach <= _BELIEVED:
         parts.append(f"its products reached {percent(reach)} of the node's own peak")
+    elif reach is not None:
+        parts.append(
+            f"its products were {reach:.1f} times as fast as the node's own peak, measured while it was busy"
+        )
     if use is not None:
         waited = part_text(use.wait_s, use.cpu_s + use.wait_s)
         parts.append(f"its threads were ready but without a CPU for {waited} of their time")
