@@ -94,7 +94,7 @@ def test_threads_that_wait_for_each_other_starve_nobody(
     assert {cause: verdict.status for cause, verdict in said.items()} == dict.fromkeys(
         said, "ruled_out"
     )
-    assert f"{100 * reach[1]:.0f} % of the node's own peak" in said["cpu-starved"].evidence[1]
+    assert f"its products ran at {230 * reach[1]:.0f} GFLOP/s" in said["cpu-starved"].evidence[1]
 
 
 @pytest.mark.parametrize(("reach", "lost"), DISTURBED)
@@ -104,8 +104,21 @@ def test_products_that_are_slow_while_threads_wait_are_starved(
     said = starved(measured(reach, lost))
     assert (said.status, said.scope, said.confidence) == ("found", "step", "high")
     assert said.title.startswith("task:1 on tf1 has no CPU for ")
-    assert said.seconds == pytest.approx(COMPUTES[1] * (1 - reach[1] / 0.9))
+    assert said.seconds == pytest.approx(COMPUTES[1] * (1 - reach[1] / 0.9), rel=0.03)
     assert "tf1" in said.remedy
+
+
+def test_a_node_of_the_same_make_shows_what_a_badly_measured_peak_hides() -> None:
+    reach, lost = DISTURBED[0]
+    said = starved(measured(reach, lost, peaks=PEAKS | {"tf1": 60.0}))
+    assert said.status == "found"
+    assert "25 % of the 223 that such a node can do" in said.evidence[0]
+    assert starved(measured(reach, lost, peaks=None)).status == "found"
+    other_make = (TF0, replace(TF1, cpu_model="another"))
+    assert (
+        starved(measured(reach, lost, peaks=PEAKS | {"tf1": 60.0}, nodes=other_make)).status
+        == "ruled_out"
+    )
 
 
 def test_slow_products_of_a_task_that_did_not_wait_are_no_lack_of_cpu() -> None:

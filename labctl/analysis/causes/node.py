@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ CPU_STARVED = Cause("cpu-starved", "step", "A task waits for a CPU while it comp
 SLOW_NODE = Cause("slow-node", "step", "One node computes more slowly than the others", "B")
 CLOCK_JUMP = Cause("clock-jump", "once", "A node's clock was set in mid-run", "B")
 
-# What TensorFlow's products reach of the node's own peak when nobody is in their way: 0.9 to 1.05 measured.
+# What TensorFlow's products reach of their node's peak when nobody is in their way: 0.9 to 1.05 measured.
 UNDISTURBED = 0.9
 # Below this they were slowed down; without a word on waiting only well below it.
 SLOWED = 0.7
@@ -33,12 +34,30 @@ WAITED = 0.3
 WAITED_ALONE = 0.75
 # Share of the CPUs that went to others, which with WAITED will do where no trace says how fast the products were.
 TAKEN = 0.2
-_BELIEVED = 1.25  # of the peak; more says that the peak was measured badly
 WEAKER = 0.75  # of the best node's peak
 _LEAST_SIZE_SHARE = 0.5  # a product much smaller than the measured one does not reach that peak
 
 _JUMP_S = 0.05
 _SLEW = 1e-3  # twice of what a clock service may bend a clock by, seconds a second
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How fast a task's products were.
+
+    Attributes:
+        gflops: Median of the traced steps.
+        peak: What its node can do: the larger of its measured peak and of what any node of its make reached in a
+            traced step, as a peak that was measured while the node was busy is too low.
+    """
+
+    gflops: float
+    peak: float
+
+    @property
+    def reach(self) -> float:
+        """Part of the peak, 0 to 1."""
+        return self.gflops / self.peak
 
 
 def _judge_starved(run: Explained) -> Verdict:
@@ -53,17 +72,18 @@ def _judge_starved(run: Explained) -> Verdict:
         return CPU_STARVED.not_measured(
             "the run has no warm step", "a run of the experiment that ends"
         )
-    used, reached = uses(run), _reached(run)
-    tasks = sorted(used.keys() | reached.keys())
+    used = uses(run)
+    speeds = _speeds(run, used)
+    tasks = sorted(used.keys() | speeds.keys())
     if not tasks:
         return CPU_STARVED.not_measured(
-            "no usage events and no speed of the products beside a measured peak",
+            "neither usage events nor a speed of the products beside one that the node can do",
             "labctl check --compute, then the same run with --trace",
         )
-    lines = [_speed_line(run, task, used.get(task), reached.get(task)) for task in tasks]
+    lines = [_speed_line(run, task, used.get(task), speeds.get(task)) for task in tasks]
     costs = []
     for task in tasks:
-        lost = _lost(used.get(task), reached.get(task))
+        lost = _lost(used.get(task), speeds.get(task))
         if lost is not None:
             costs.append((_computes_s(run, task, warm) * lost, task, lost))
     if not costs or not matters(max(costs)[0], warm):
@@ -71,7 +91,7 @@ def _judge_starved(run: Explained) -> Verdict:
     cost, task, lost = max(costs)
     node = node_of(run, task)
     whose, remedy = _whose_doing(run, node, used.get(task))
-    both = task in used and task in reached
+    both = task in used and task in speeds
     return CPU_STARVED.found(
         cost,
         [
@@ -85,12 +105,12 @@ def _judge_starved(run: Explained) -> Verdict:
     )
 
 
-def _lost(use: Use | None, reach: float | None) -> float | None:
+def _lost(use: Use | None, speed: Speed | None) -> float | None:
     """Return the share of its compute time that a task lost for want of a CPU, None if it did not."""
-    if reach is not None:
+    if speed is not None:
         least = SLOWED_ALONE if use is None else SLOWED
         waited = use is None or use.lost >= WAITED
-        return 1 - reach / UNDISTURBED if reach <= least and waited else None
+        return 1 - speed.reach / UNDISTURBED if speed.reach <= least and waited else None
     if use is None:
         return None
     if use.taken is not None and use.taken >= TAKEN and use.lost >= WAITED:
@@ -98,20 +118,48 @@ def _lost(use: Use | None, reach: float | None) -> float | None:
     return use.lost if use.lost >= WAITED_ALONE else None
 
 
-def _reached(run: Explained) -> dict[int, float]:
-    """Return the products' speed in the traced steps as part of the node's own peak, median; by task."""
+def _speeds(run: Explained, used: dict[int, Use]) -> dict[int, Speed]:
+    """Return how fast the products ran, and could have run; by task, as far as both are known.
+
+    The other nodes' speeds count only where it is known whether the task had to wait: else it may just be slower.
+    """
     baseline, parameters = run.data.record.baseline, run.data.record.parameters
-    if baseline is None or parameters.device != "cpu" or parameters.size is None:
+    size = parameters.size
+    if parameters.device != "cpu" or size is None:
         return {}
+    fastest = _fastest(run)
+    found = {}
+    for task, each in _traced(run).items():
+        measured = None if baseline is None else baseline.peak(node_of(run, task))
+        alike = _alike(run, task) if task in used else []
+        could = [fastest[other] for other in alike if other in fastest] if len(alike) > 1 else []
+        if measured is not None and size >= _LEAST_SIZE_SHARE * measured.size:
+            could.append(measured.gflops)
+        if could:
+            found[task] = Speed(median(each), max(*could, median(each)))
+    return found
+
+
+def _alike(run: Explained, task: int) -> list[int]:
+    """Return the tasks on nodes of the same make as a task's own, itself included."""
+    kinds = {node.task: (node.cpu_model, node.cpus) for node in run.data.record.nodes}
+    own = kinds.get(task, ("", None))
+    return [other for other, kind in kinds.items() if kind == own] if all(own) else []
+
+
+def _traced(run: Explained) -> dict[int, list[float]]:
+    """Return the speed of each task's products in the traced steps, GFLOP/s."""
     speeds: dict[int, list[float]] = {}
     for trace in run.traces:
-        for task in trace.tasks:
-            peak = baseline.peak(task.node)
-            if task.gflops is None or peak is None or peak.gflops <= 0:
-                continue
-            if parameters.size >= _LEAST_SIZE_SHARE * peak.size:
-                speeds.setdefault(task.task, []).append(task.gflops / peak.gflops)
-    return {task: median(each) for task, each in speeds.items()}
+        for each in trace.tasks:
+            if each.gflops is not None and each.gflops > 0:
+                speeds.setdefault(each.task, []).append(each.gflops)
+    return speeds
+
+
+def _fastest(run: Explained) -> dict[int, float]:
+    """Return the best of them, by task."""
+    return {task: max(speeds) for task, speeds in _traced(run).items()}
 
 
 def _computes_s(run: Explained, task: int, warm: float) -> float:
@@ -122,13 +170,12 @@ def _computes_s(run: Explained, task: int, warm: float) -> float:
     return sum(row.seconds for row in rows if row.what == "compute" and row.task == task)
 
 
-def _speed_line(run: Explained, task: int, use: Use | None, reach: float | None) -> str:
+def _speed_line(run: Explained, task: int, use: Use | None, speed: Speed | None) -> str:
     parts = []
-    if reach is not None and reach <= _BELIEVED:
-        parts.append(f"its products reached {percent(reach)} of the node's own peak")
-    elif reach is not None:
+    if speed is not None:
         parts.append(
-            f"its products were {reach:.1f} times as fast as the node's own peak, measured while it was busy"
+            f"its products ran at {speed.gflops:.0f} GFLOP/s, {percent(speed.reach)} of the {speed.peak:.0f} "
+            "that such a node can do"
         )
     if use is not None:
         waited = part_text(use.wait_s, use.cpu_s + use.wait_s)
@@ -213,12 +260,13 @@ def _judge_slow(run: Explained) -> Verdict:
         f"{traced[task]:.1f} in the traced steps"
         for task, peak in known.items()
     ]
-    used, reached = uses(run), _reached(run)
+    used = uses(run)
+    speeds = _speeds(run, used)
     costs = []
     for task, peak in known.items():
         # A peak that was measured while the node was busy with something else is not believed by itself.
         share = max(peak.gflops / best_peak, traced[task] / best_traced)
-        if share < WEAKER and _lost(used.get(task), reached.get(task)) is None:
+        if share < WEAKER and _lost(used.get(task), speeds.get(task)) is None:
             costs.append((_computes_s(run, task, warm) * (1 - share), task, share))
     if not costs or not matters(max(costs)[0], warm):
         return SLOW_NODE.ruled_out(*lines)
@@ -230,16 +278,6 @@ def _judge_slow(run: Explained) -> Verdict:
         remedy=f"give {node} the machine type of the others, or less of the work",
         title=f"{node} computes at {percent(share)} of the best node's speed",
     )
-
-
-def _fastest(run: Explained) -> dict[int, float]:
-    """Return the best speed of each task's products in the traced steps, GFLOP/s."""
-    best: dict[int, float] = {}
-    for trace in run.traces:
-        for each in trace.tasks:
-            if each.gflops is not None and each.gflops > 0:
-                best[each.task] = max(best.get(each.task, 0.0), each.gflops)
-    return best
 
 
 def _judge_clock(run: Explained) -> Verdict:
