@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from labctl.errors import RecordError
 from labctl.runs.baseline import Baseline, ComputeBaseline, LinkBaseline
@@ -151,6 +154,45 @@ def test_what_cannot_be_read_is_said(change: dict[str, Any], said: str) -> None:
         from_text(json.dumps(data), "run.json")
     assert caught.value.exit_code == 8
     assert said in str(caught.value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+
+
+def places(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Yield the path of every value inside a document."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, each in inside:
+        yield (*path, key)
+        if isinstance(each, dict | list):
+            yield from places(each, (*path, key))
+
+
+PLACES = sorted(places(json.loads(to_text(full_record()))), key=str)
+
+
+@settings(deadline=None)
+@given(place=st.sampled_from(PLACES), value=JSON)
+def test_a_record_with_anything_in_any_place_reads_or_says_where(
+    place: tuple[str | int, ...], value: Any
+) -> None:
+    data = inner = json.loads(to_text(full_record()))
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    record, said = None, ""
+    try:
+        record = from_text(json.dumps(data), "run.json")
+    except RecordError as error:
+        said = error.found
+    if record is None:
+        assert str(place[0]) in said
+    else:
+        assert from_text(to_text(record), "run.json") == record
 
 
 @pytest.mark.parametrize(
