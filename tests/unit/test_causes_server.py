@@ -164,6 +164,7 @@ def test_a_healthy_run_rules_all_of_them_out() -> None:
     assert said["server-restarted"].evidence == (
         "the server on tf1 was the same process (invocation aaaaaaaa) to the end",
     )
+    assert said["node-rebooted"].evidence == ("tf1 stayed in boot boot-1",)
     assert said["out-of-memory"].evidence == ("at most 600 MiB in use by a task, on tf0",)
     assert said["version-skew"].evidence == ("TensorFlow 2.21.0 on tf0, 2.21.0 on tf1",)
 

@@ -223,6 +223,8 @@ def _stayed(cause: Cause, run: Explained, others: Sequence[Departure]) -> Verdic
             lines.append(f"tf-join-server on {node.name} was {before.active} from the start")
         elif before is None or after is None:
             unknown.append(node.name)
+        elif cause is NODE_REBOOTED and before.boot_id:
+            lines.append(f"{node.name} stayed in boot {before.boot_id[:8]}")
         else:
             lines.append(_looks(run, before, after))
     if unknown:
