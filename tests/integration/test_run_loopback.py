@@ -178,7 +178,16 @@ def test_experiment_runs_and_its_time_is_accounted_for(loopback: Loopback) -> No
     assert run["unexplained_s"] < 0.1 * run["wall_s"]
 
     record = Path(run["record"])
-    assert len((record / "steps.jsonl").read_text().splitlines()) == 5
+    steps = [json.loads(line) for line in (record / "steps.jsonl").read_text().splitlines()]
+    kinds = [step["kind"] for step in steps]
+    assert kinds[:5] == ["cold", *["warm"] * 4]
+    assert set(kinds[5:]) == {"traced", "no_fetch", "null"}
+    kept = json.loads((record / "run.json").read_text())
+    (before,), (after,) = kept["servers_before"], kept["servers_after"]
+    assert "import_tensorflow" in {each["phase"] for each in before["phases"]}
+    assert before["spec_sha256"] == kept["spec_sha256"]
+    assert 0 < before["cpu_s"] <= after["cpu_s"]
+    assert len(kept["baseline"]["compute"]) == 2
     assert {file["path"] for file in run["files"]} >= {"events.jsonl", "logs/tf0/stderr"}
     for file in run["files"]:
         data = (record / file["path"]).read_bytes()
