@@ -98,9 +98,7 @@ def _headline(cards: tuple[Card, ...], explained: Explained, state: str) -> str:
     if state in _GOES_ON:
         return f"This run {_GOES_ON[state]}: what follows rests on what is here so far."
     if explained.data.record.outcome != "ok":
-        return (
-            f"This run ended {state}{'.' if cards else '; no cause of the catalogue explains it.'}"
-        )
+        return "" if cards else f"This run ended {state}; no cause of the catalogue explains it."
     if any(card.verdict.scope == "step" for card in cards):
         return ""
     bound = compute_bound(explained)

@@ -20,7 +20,7 @@ def figure(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return NOT_MEASURED
     size = abs(value)
-    digits = 0 if size >= 100 or size == 0 else 1 if size >= 10 else 2 if size >= 1 else 3
+    digits = 0 if size >= 99.95 or size == 0 else 1 if size >= 9.995 else 2 if size >= 0.9995 else 3
     return fixed(value, digits)
 
 

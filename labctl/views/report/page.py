@@ -107,7 +107,7 @@ def _templates() -> Environment:
 
 def _printable(value: Any) -> Any:
     """Return what a template prints, without control characters and marks that reorder a line."""
-    if isinstance(value, str) and not isinstance(value, Markup):
+    if isinstance(value, str) and not (isinstance(value, Markup) or value.isprintable()):
         return "\n".join(safe_text(line) for line in value.split("\n"))
     return value
 

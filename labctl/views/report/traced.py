@@ -13,6 +13,7 @@ MOST_EDGES = 200
 _COLUMNS = 800  # of the axis: ops that are shorter than one share a bar
 _MOST_OPS = 400  # bars of single ops a lane
 _MOST_ROWS = 6
+_MOST_WAITS = 12  # tensors a task received: of more, only their time on the wire is drawn
 
 OP_NAMES = {
     "product": "matrix products",
@@ -165,13 +166,13 @@ def _edge_bars(edges: Sequence[Edge], node: str) -> tuple[tuple[Bar, ...], int]:
     longest = sorted(edges, key=lambda each: -(each.wire_s + (each.waited_s or 0.0)))[:_MOST_OPS]
     for edge in longest:
         about = f"{size(edge.size_bytes)} from task:{edge.source}"
-        if edge.asked_s is not None and edge.waited_s is not None and edge.waited_s > 0:
+        if edge.asked_s is not None and (edge.waited_s or 0) > 0 and len(edges) <= _MOST_WAITS:
             bars.append(
                 Bar(
                     f"{edge.tensor} asked",
                     node,
                     edge.asked_s * 1e3,
-                    edge.waited_s * 1e3,
+                    (edge.waited_s or 0) * 1e3,
                     "wait",
                     "TensorFlow",
                     about,

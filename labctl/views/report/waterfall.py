@@ -11,6 +11,7 @@ from labctl.views.report.lanes import Bar, Chart, Lane, chart, kind_of
 from labctl.views.report.numbers import percent
 
 RUN = "run"
+_LAB_NAMES = {"own": "machines", "build": "Ansible roles"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def lab_charts(phases: Iterable[LabPhase]) -> list[Chart]:
             )
             for node in nodes
         ]
-        made = chart(f"lab-{len(charts)}", f"labctl {command}", "s", lanes, 0.0)
+        made = chart(f"lab-{len(charts)}", f"labctl {command}", "s", lanes, 0.0, _LAB_NAMES)
         charts += [made] if made is not None else []
     return charts
 
