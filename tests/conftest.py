@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from labctl.lab.model import Lab
@@ -28,6 +29,11 @@ BIN = Path(sys.executable).parent
 LAB_ROOT = Path(os.environ.get("LABCTL_TEST_ROOT", "/var/tmp/labctl-tests"))  # noqa: S108 root-only, 0700
 LAB_NAME = "pytest"
 LEVELS = ("unit", "contract", "integration", "roles", "e2e")
+
+
+# These machines are shared and noisy: how long an example takes says nothing of the code.
+settings.register_profile("labctl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("labctl")
 
 
 def pytest_configure() -> None:
