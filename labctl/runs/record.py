@@ -134,7 +134,7 @@ class Span:
         node: Node name, or `labctl`.
         start_s: Seconds after the origin.
         duration_s: Seconds.
-        source: Who measured it: `labctl`, `client` or `systemd`.
+        source: Who measured it: `labctl`, `client`, `join-server` or `systemd`.
     """
 
     phase: str
