@@ -5,17 +5,18 @@ A label without a run that ended ok makes its claims `not-measured`; nothing is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from labctl.analysis import ptx
+from labctl.analysis import ptx, stats
 from labctl.analysis.claims import CLAIMS
 from labctl.analysis.defects import defects_of
-from labctl.analysis.evidence import Claim, Defect
+from labctl.analysis.evidence import CHAIN, Claim, Defect, warm_ms
 from labctl.analysis.explained import Explained
 from labctl.runs.record import RunRecord
 
 QUESTION_SIZE = 1000
+DISTURBED_PERCENT = 60.0  # from the 5th to the 95th percentile, of the median
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class Answer:
         gpus: Bounds of one product of L = 1000 by the answer's instruction table, by GPU.
         runs: Ids by label, in order of time.
         failed: Runs that did not end ok: label, id and outcome.
+        notes: What a reader should know of the round as a whole.
     """
 
     tag: str
@@ -64,6 +66,7 @@ class Answer:
     gpus: dict[str, tuple[ptx.KernelBound, ...]]
     runs: dict[str, tuple[str, ...]]
     failed: tuple[tuple[str, str, str], ...]
+    notes: tuple[str, ...]
 
 
 def answer_of(tag: str, runs: Mapping[str, Sequence[Explained]]) -> Answer:
@@ -94,7 +97,18 @@ def answer_of(tag: str, runs: Mapping[str, Sequence[Explained]]) -> Answer:
             for label, side in sorted(runs.items())
             for run in _ended(side, ok=False)
         ),
+        notes=tuple(_notes(good)),
     )
+
+
+def _notes(runs: Mapping[str, Sequence[Explained]]) -> Iterator[str]:
+    """Yield a note where steps of one kind differ so much that the machines must have had other work."""
+    found = stats.summarize(warm_ms(runs.get(CHAIN, ())))
+    if found is not None and (found.spread_percent or 0.0) > DISTURBED_PERCENT:
+        yield (
+            f"the machines had other work: one and the same warm step took {found.p5:.0f} to {found.p95:.0f} ms; "
+            "what is undecided may be clear on quiet ones"
+        )
 
 
 def _ended(side: Sequence[Explained], *, ok: bool) -> list[Explained]:

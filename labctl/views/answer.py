@@ -61,6 +61,7 @@ def answer_lines(found: Answer) -> list[str]:
     lines += ["", "the listing"]
     for defect in found.defects:
         lines += [f"  {defect.text}", f"{'':{_INDENT}}{defect.shown or 'no run shows it'}"]
+    lines += [f"note    {each}" for each in found.notes]
     lines += [f"warning {label}: run {run_id} ended {how}" for label, run_id, how in found.failed]
     lines += [
         "",
@@ -98,6 +99,7 @@ def answer_markdown(found: Answer) -> str:
         ),
         "",
         f"Lab `{found.lab}`, machines by `{found.provider}`. No GPU took part.",
+        *(line for each in found.notes for line in ("", f"Note: {each}.")),
         "",
         "## Verdicts",
         "",
@@ -121,6 +123,7 @@ def answer_object(found: Answer) -> dict[str, Any]:
         "places": [encode(each) for each in found.places],
         "claims": [encode(each) for each in found.claims],
         "defects": [encode(each) for each in found.defects],
+        "notes": list(found.notes),
         "runs": {label: list(runs) for label, runs in found.runs.items()},
         "failed": [
             {"label": label, "run_id": run_id, "outcome": how}

@@ -282,6 +282,16 @@ def test_numbers_without_samples_or_spread_say_so() -> None:
     assert 0 < ratio.low < 8
 
 
+def test_machines_with_other_work_are_noticed() -> None:
+    assert answered().notes == ()
+    uneven = [made(warm_s=each, events=[graph()]) for each in (0.045, 0.045, 0.15)]
+    found = answered(**{CHAIN: uneven})
+    assert len(found.notes) == 1
+    assert "45 to 150 ms" in found.notes[0]
+    assert found.notes[0] in answer_markdown(found)
+    assert any(found.notes[0] in line for line in answer_lines(found))
+
+
 def test_clamped_transfers_do_not_count() -> None:
     run = made()
     trace = run.traces[0]
