@@ -109,7 +109,7 @@ def other_tensorflow(lab: RehearsalLab) -> Iterator[None]:
 
 
 def starved(lab: RehearsalLab) -> AbstractContextManager[None]:
-    return cpu_quota(lab.root, lab.name, WORKER, 0.25)
+    return cpu_quota(lab.root, lab.name, WORKER, 0.2)
 
 
 def nothing(lab: RehearsalLab) -> AbstractContextManager[None]:
