@@ -87,7 +87,7 @@ class LabCgroup:
                     found |= {int(line) for line in procs.read_text().split()}
         return found - {0}
 
-    def kill(self, node: str, *, timeout_s: float = 5) -> bool:
+    def kill(self, node: str, *, timeout_s: float = 30) -> bool:
         """Kill all processes of a node and return whether none is left."""
         deadline = time.monotonic() + timeout_s
         while pids := self.pids(node):
@@ -99,7 +99,7 @@ class LabCgroup:
             time.sleep(0.05)
         return True
 
-    def remove(self, node: str | None = None, *, timeout_s: float = 3) -> bool:
+    def remove(self, node: str | None = None, *, timeout_s: float = 15) -> bool:
         """Remove a node's groups, or the whole lab's, and return whether none is left."""
         deadline = time.monotonic() + timeout_s
         while True:
