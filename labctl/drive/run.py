@@ -282,9 +282,8 @@ def _to_the_end(session: Session, writer: Writer) -> RunRecord:
         interrupts=session.interrupts,
         clock=session.clock,
     ).to_the_end()
-    if ending.end is not None:
-        ended_s = record.since_origin_s(remote.node, ending.end.ended_at_s)
-        timeline.add("notice", max(began_s, ended_s), timeline.now_s())
+    heard_s = _last_heard_s(writer, ending)
+    timeline.add("notice", max(began_s, heard_s), timeline.now_s())
     if ending.why == "lost":
         return _lost(session, writer, ending)
     session.observer.stage("collecting")
@@ -298,6 +297,16 @@ def _to_the_end(session: Session, writer: Writer) -> RunRecord:
     if ending.why == "lost":
         return _lost(session, writer, ending)
     return _finish(session, writer, ending, collected)
+
+
+def _last_heard_s(writer: Writer, ending: Ending) -> float:
+    """Return when the client ended, or when it was heard last if it left no end, seconds after the origin."""
+    record = writer.record
+    node = record.remote.node
+    if ending.end is not None:
+        return record.since_origin_s(node, ending.end.ended_at_s)
+    events = read_events(writer.folder)
+    return record.since_origin_s(node, events[-1].t_s) if events else 0.0
 
 
 def _collected(session: Session, writer: Writer) -> dict[str, Any]:

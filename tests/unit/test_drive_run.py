@@ -746,6 +746,11 @@ def test_another_runs_client_is_never_stopped(world: World) -> None:
     assert record.failure is not None
     assert record.failure.kind == "no-end"
     assert world.units.states[RUN_UNIT].running
+    told = next(span for span in record.spans if span.phase == "notice")
+    assert record.wall_s is not None
+    assert (
+        told.start_s + told.duration_s <= record.wall_s
+    )  # waiting for a client that left no end is a row too
 
 
 def test_fresh_restarts_the_join_servers_first(world: World) -> None:
