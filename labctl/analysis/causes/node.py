@@ -218,7 +218,7 @@ def _by_the_node(node: str, use: Use) -> tuple[list[str], str] | None:
         return [line], f"another machine type or host for {node}: its CPUs are shared"
     if use.others_s == most:
         line = f"the CPUs of {node} worked {part_text(most, whole_s)} for other processes"
-        return [line], f"end the other load on {node}: ssh {node} top"
+        return [line], f"end the other load on {node} (top shows it there)"
     line = f"the CPUs of {node} stood idle for {part_text(most, whole_s)} meanwhile: a quota from outside"
     return [
         line
