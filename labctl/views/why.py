@@ -102,7 +102,9 @@ def compute_bound(
         if task.gflops is None:
             continue
         peak = baseline.peak(task.node) if baseline is not None else None
-        rates.append((task.node, task.gflops, task.gflops / peak.gflops if peak else None))
+        rates.append(
+            (task.node, task.gflops, task.gflops / peak.gflops if peak and peak.gflops else None)
+        )
     return share, tuple(rates)
 
 
