@@ -11,6 +11,7 @@ from labctl.analysis.node_ledgers import SERVER, WAITING
 from labctl.node import wire
 
 _NARROWEST = 0.12  # percent of the axis: what a bar is drawn with at least
+_FARTHEST = 1e300  # what an axis reaches to: its length stays a number, whatever a record holds
 _LETTER = 0.62  # percent of the axis that one letter of a label takes on a screen of middle width
 
 KIND_NAMES = {
@@ -123,7 +124,11 @@ class Chart:
 
     def place(self, value: float) -> float:
         """Return a value's place on the axis in percent."""
-        return 100 * (value - self.begin) / (self.end - self.begin)
+        return self.share(value - self.begin)
+
+    def share(self, length: float) -> float:
+        """Return a length in percent of the axis."""
+        return length / (self.end - self.begin) * 100
 
     def left(self, bar: Bar) -> str:
         """Return where a bar begins, percent."""
@@ -131,11 +136,11 @@ class Chart:
 
     def width(self, bar: Bar) -> str:
         """Return how wide a bar is drawn, percent."""
-        return f"{max(100 * bar.length / (self.end - self.begin), _NARROWEST):.4f}%"
+        return f"{max(self.share(bar.length), _NARROWEST):.4f}%"
 
     def fits(self, bar: Bar) -> bool:
         """Return whether a bar is wide enough for its label."""
-        return 100 * bar.length / (self.end - self.begin) > _LETTER * (len(bar.label) + 2)
+        return self.share(bar.length) > _LETTER * (len(bar.label) + 2)
 
     def ticks(self) -> list[tuple[float, str]]:
         """Return places on the axis in percent with their labels."""
@@ -166,8 +171,8 @@ def chart(
     bars = [bar for lane in lanes for bar in lane.bars]
     if not bars:
         return None
-    begin = min(0.0, *(bar.start for bar in bars))
-    last = max(end, *(bar.start + bar.length for bar in bars))
+    begin = max(-_FARTHEST, min(0.0, *(bar.start for bar in bars)))
+    last = min(_FARTHEST, max(end, *(bar.start + bar.length for bar in bars)))
     kinds = {bar.kind for bar in bars}
     legend = tuple((kind, text) for kind, text in names.items() if kind in kinds)
     return Chart(name, title, unit, begin, max(last, begin + 1e-9), tuple(lanes), legend)

@@ -52,4 +52,4 @@ def scaled(value: float | None, factor: float) -> float | None:
 
 def percent(part: float | None, whole: float | None) -> float | None:
     """Return a part in percent of a whole, None where one is missing or the whole is nothing."""
-    return None if part is None or not whole else 100 * part / whole
+    return None if part is None or not whole else part / whole * 100

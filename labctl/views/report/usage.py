@@ -13,6 +13,7 @@ from labctl.runs.events import Event
 from labctl.views.report.numbers import figure
 
 _MOST_SAMPLES = 300
+_ABSURD = 1e15  # of any unit: a figure that no machine reaches is none
 _GAP_S = 0.05  # between two samples: a longer one stays empty
 
 
@@ -118,7 +119,7 @@ def _samples(
             continue
         end_s = clocks.since_origin_s(node, after.t_s)
         value = rate(before, after)
-        if value is not None and end_s > 0 and end_s - took_s < last_s:
+        if value is not None and value < _ABSURD and end_s > 0 and end_s - took_s < last_s:
             yield Sample(max(0.0, end_s - took_s), min(end_s, last_s), value)
 
 
