@@ -90,6 +90,11 @@ def test_ticks_are_round_in_order_and_few(begin: float, length: float, most: int
     assert all(begin - slack <= value <= end + slack for value in found)
 
 
+def test_an_axis_without_length_has_no_ticks() -> None:
+    assert ticks(3.0, 3.0) == []
+    assert ticks(1e25, 1e25 + 1) == []
+
+
 @given(spans=st.lists(st.tuples(LENGTH, LENGTH), max_size=40), most=st.integers(1, 60))
 def test_packed_bars_overlap_only_where_lines_ran_out(
     spans: list[tuple[float, float]], most: int

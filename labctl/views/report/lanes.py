@@ -190,7 +190,9 @@ def kind_of(phase: str, source: str) -> str:
 
 
 def ticks(begin: float, end: float, most: int = 8) -> list[tuple[float, str]]:
-    """Return round values between two ends, at most `most` and one, with their labels."""
+    """Return round values between two ends, at most `most` and one, with their labels; none of an empty axis."""
+    if not end > begin:
+        return []
     step = _nice((end - begin) / most)
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     first = math.ceil(begin / step - 1e-9)
