@@ -284,7 +284,9 @@ class TestRendered:
             )
             assert "IPAddressAllow=localhost 198.51.100.10 198.51.100.11 2001:db8::12\n" in unit
 
-    def test_filter_opens_the_tasks_and_the_measuring_port_to_peers_only(self, rendered: Path) -> None:
+    def test_filter_opens_the_tasks_and_the_measuring_port_to_peers_only(
+        self, rendered: Path
+    ) -> None:
         rules = (rendered / "vm1-lab-firewall.nft").read_text()
         accepted = [line.strip() for line in rules.splitlines() if "dport" in line]
         assert accepted == [
