@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from labctl.analysis.causes.common import (
@@ -16,7 +19,6 @@ from labctl.analysis.causes.common import (
 )
 from labctl.analysis.causes.model import Rule, Verdict
 from labctl.analysis.causes.replay import plain_name, saving_s
-from labctl.analysis.intervals import pieces
 from labctl.analysis.steps import percentile
 from labctl.analysis.trace import busy
 from labctl.node import wire
@@ -140,30 +142,69 @@ def _starved(run: Explained, trace: StepTrace, held: list[HeldUp], seconds: floa
 def all_held_up(trace: StepTrace) -> list[HeldUp]:
     """Return the edges of a traced step that were held up by their senders' ops."""
     made_s = made_ends_s(trace)
-    found = [_held_up(trace, edge, ready_since_s(edge, made_s)) for edge in trace.edges]
+    senders = {
+        task: _Sender([op for op in trace.ops if op.task == task])
+        for task in {edge.source for edge in trace.edges}
+    }
+    found = [
+        _held_up(senders[edge.source], edge, ready_since_s(edge, made_s)) for edge in trace.edges
+    ]
     return [each for each in found if each is not None]
 
 
-def _held_up(trace: StepTrace, edge: Edge, ready_s: float) -> HeldUp | None:
+class _Sender:
+    """A task's ops in orders that answer at once for any moment.
+
+    Args:
+        ops: Its ops.
+    """
+
+    def __init__(self, ops: Sequence[OpRun]) -> None:
+        self._by_end = sorted(ops, key=lambda op: op.end_s)
+        self._ends_s = [op.end_s for op in self._by_end]
+        by_start = sorted(ops, key=lambda op: op.start_s)
+        self._starts_s = [op.start_s for op in by_start]
+        self._last_ends_s = list(accumulate((op.end_s for op in by_start), max))
+        self._busy = busy(ops)
+        self._busy_before_s = list(accumulate((e - b for b, e in self._busy), initial=0.0))
+
+    def last_op(self, after_s: float, until_s: float) -> OpRun | None:
+        """Return the op that ended last after a moment and not after another; None if none did."""
+        place = bisect_right(self._ends_s, until_s)
+        if place == 0 or self._ends_s[place - 1] <= after_s:
+            return None
+        return self._by_end[bisect_left(self._ends_s, self._ends_s[place - 1])]
+
+    def works_at(self, moment_s: float) -> bool:
+        """Return whether an op began before a moment and ended after it."""
+        begun = bisect_left(self._starts_s, moment_s)
+        return begun > 0 and self._last_ends_s[begun - 1] > moment_s
+
+    def busy_s(self, start_s: float, end_s: float) -> float:
+        """Return the time between two moments in which it computed, seconds."""
+        return self._busy_until_s(end_s) - self._busy_until_s(start_s)
+
+    def _busy_until_s(self, moment_s: float) -> float:
+        place = bisect_right(self._busy, (moment_s, math.inf))
+        after_s = max(0.0, self._busy[place - 1][1] - moment_s) if place else 0.0
+        return self._busy_before_s[place] - after_s
+
+
+def _held_up(sender: _Sender, edge: Edge, ready_s: float) -> HeldUp | None:
     """Return how an edge was held up, None if it was not or cannot be told."""
     if edge.clamped or edge.asked_s is None or edge.source == edge.target:
         return None
     answered_s, waited_s = edge.answered_s, edge.answered_s - ready_s
     if waited_s < max(_ANSWER_WITHIN_S / 2, edge.clock_error_s):
         return None
-    ops = [op for op in trace.ops if op.task == edge.source]
     slack_s = max(_ANSWER_WITHIN_S, _ANSWER_WITHIN * waited_s)
     unsure_s = max(_ROUNDED_S, edge.clock_error_s)
-    before = [op for op in ops if ready_s < op.end_s <= answered_s + unsure_s]
-    if not before:
+    last_op = sender.last_op(ready_s, answered_s + unsure_s)
+    if last_op is None or answered_s - last_op.end_s > slack_s:
         return None
-    last_op = max(before, key=lambda op: op.end_s)
-    busy_s = sum(end - start for start, end, at in pieces(busy(ops), ready_s, answered_s) if at)
+    busy_s = sender.busy_s(ready_s, answered_s)
     # Where the sender goes on with its next product, it is no thread that was waited for.
-    goes_on = any(
-        op.start_s < answered_s + unsure_s and op.end_s > answered_s + unsure_s for op in ops
-    )
-    if goes_on or answered_s - last_op.end_s > slack_s or busy_s < _BUSY * waited_s:
+    if sender.works_at(answered_s + unsure_s) or busy_s < _BUSY * waited_s:
         return None
     return HeldUp(edge, ready_s, last_op, busy_s)
 
