@@ -138,6 +138,9 @@ def print_table(figures: list[Figure]) -> None:
             f"{each.rss_mb:>8.0f} MB{growth:>9}{verdict}"
         )
     print(f"bounds: {MOST_S:g} s and {MOST_MB:g} MB at size 1, growth {MOST_GROWTH:g} a doubling")
+    busy, cpus = os.getloadavg()[0], os.cpu_count() or 1
+    if busy > cpus:
+        print(f"load average {busy:.1f} on {cpus} CPUs: the wall times are those of a busy machine")
 
 
 def say(text: str) -> None:

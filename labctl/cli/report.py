@@ -34,15 +34,14 @@ def report(
 ) -> int:
     """Write a run as one HTML page that needs no network: verdicts, waterfall, ledger, steps, nodes."""
     from labctl.analysis.causes.rules import judge_all
-    from labctl.analysis.explain import explain
+    from labctl.cli.explaining import explained_of
     from labctl.cli.why import find_record
     from labctl.console import out, out_json, say
     from labctl.drive.prove import read_proofs, with_proofs
-    from labctl.runs.data import load
     from labctl.views.report.page import render
 
     entry = find_record(lab, run)
-    explained = explain(load(entry.path, entry.readable()))
+    explained = explained_of(entry)
     proofs, problem = read_proofs(entry.path.parent.parent, entry.run_id)
     if problem:
         say(problem)

@@ -29,14 +29,13 @@ def trace(
     debug: DebugOption = False,  # noqa: ARG001 acts in its callback
 ) -> int:
     """Write a run as one file that ui.perfetto.dev opens: all nodes' phases, ops, transfers and counters."""
-    from labctl.analysis.explain import explain
+    from labctl.cli.explaining import explained_of
     from labctl.cli.why import find_record
     from labctl.console import out, out_json, say
-    from labctl.runs.data import load
     from labctl.views.trace_export import write_trace
 
     entry = find_record(lab, run)
-    explained = explain(load(entry.path, entry.readable()))
+    explained = explained_of(entry)
     file = (output or Path(f"{entry.run_id}.trace.json")).absolute()
     size, events = write_trace(explained, file)
     if json:

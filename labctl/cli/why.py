@@ -48,17 +48,16 @@ def why(
 ) -> int:
     """Say why a run was slow, failed or hung: each cause with its evidence, its price and its remedy."""
     from labctl.analysis.causes.rules import judge_all
-    from labctl.analysis.explain import explain
+    from labctl.cli.explaining import explained_of
     from labctl.console import out, out_json, say
     from labctl.drive.prove import read_proofs, with_proofs
     from labctl.errors import UsageError
-    from labctl.runs.data import load
     from labctl.views.why import why_lines, why_object
 
     if not prove and (causes or repeat is not None):
         raise UsageError(f"{'--cause' if causes else '--repeat'} is given without --prove")
     entry = find_record(lab, run)
-    explained = explain(load(entry.path, entry.readable()))
+    explained = explained_of(entry)
     verdicts = judge_all(explained)
     if prove:
         _prove(entry, verdicts, causes or (), repeat)
