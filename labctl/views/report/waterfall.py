@@ -11,7 +11,7 @@ from labctl.views.report.lanes import Bar, Chart, Lane, chart, kind_of
 from labctl.views.report.numbers import percent
 
 RUN = "run"
-_LAB_NAMES = {"own": "machines", "build": "Ansible roles"}
+_LAB_NAMES = {"own": "machines and plays", "build": "Ansible roles"}
 
 
 @dataclass(frozen=True, slots=True)
