@@ -12,9 +12,8 @@ from labctl.console import safe_text
 _HALF_BAR = 12
 _SMALLEST_SCALE = 5.0  # percent at the ends of the bars
 _LARGEST_SCALE = 100.0
-_SHORT = (
-    0.005  # rows below this part of the wall time, on both sides, are left out unless they differ
-)
+# Rows below this part of the wall time, on both sides, are left out unless they differ.
+_SHORT = 0.01
 
 
 def compare_lines(found: Comparison) -> list[str]:
@@ -29,7 +28,9 @@ def compare_lines(found: Comparison) -> list[str]:
     lines.append("  detects: the smallest change that would be seen in four of five tries")
     left_out = len(found.rows) - len(shown)
     if left_out:
-        lines.append(f"  {left_out} rows under {_SHORT:.1%} of the wall time are left out; --json")
+        lines.append(
+            f"  {left_out} rows under {_SHORT * 100:.0f} % of the wall time are left out; --json"
+        )
     lines += ["", _verdict_line(found)]
     lines += [f"note      {note}" for note in found.notes]
     lines += [f"refused   {safe_text(why)}" for why in found.refused]
