@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from labctl.analysis import stats
+from labctl.analysis.causes.common import STEP_LEAST_S, STEP_SHARE, WALL_SHARE
 from labctl.analysis.causes.model import Proof, Scope
-from labctl.analysis.compare import COLD, WARM, Measured, RowKey
+from labctl.analysis.compare import COLD, WALL, WARM, Measured, RowKey
 from labctl.analysis.stats import Difference
 from labctl.analysis.steps import percentile
 from labctl.node import wire
@@ -31,9 +32,6 @@ _FLAGS = {
     "power": "-n",
     "sum_task": "--sum-on",
 }
-# A cost that nobody claims is there if it reaches both of these.
-_LEAST_S = 1e-3
-_LEAST_SHARE = 0.05
 _NEEDS_GPU = "it shows only where there is a GPU: labctl run --gpu on such a lab, once with it and once without"
 _NO_SETTING = (
     "no setting of labctl run takes it away: remove it on the node, run again, and compare"
@@ -282,18 +280,24 @@ _PAIRS: dict[str, Callable[[str, Parameters], Pair | str]] = {
 
 
 def weigh(
-    pair: Pair, first: Sequence[Measured], second: Sequence[Measured], claimed_s: float | None
+    pair: Pair,
+    first: Sequence[Measured],
+    second: Sequence[Measured],
+    *,
+    own: Measured,
+    claimed_s: float | None,
 ) -> Proof | None:
     """Return what the runs of a pair say of its cause, None if they are too few to say anything.
 
     The cost is confirmed when its interval is above 0 and it is at least half of what was claimed; refuted when
     even the interval's upper end is less than that, or when both sides ran one and the same graph; undecided
-    between. Where nothing was claimed, the measure is a cost that would matter: 1 ms and 5 % of the second side.
+    between. Where nothing was claimed, the measure is what the rules call a cause: 15 % of a step, 10 % of a run.
 
     Args:
         pair: What was run.
         first: Runs of its first setting.
         second: Of its second; empty for a quantity that is the price by itself.
+        own: The run that is explained.
         claimed_s: The rule's own estimate, None if it made none.
     """
     found = cost(pair, first, second)
@@ -301,9 +305,7 @@ def weigh(
         return None
     runs = (*first, *second)
     same_graph = pair.same_graph and graphs_equal(runs) is True
-    least_s = max(_LEAST_S, _LEAST_SHARE * found.a.median)
-    if claimed_s is not None and claimed_s > 0:
-        least_s = claimed_s / 2
+    least_s = claimed_s / 2 if claimed_s else _least_s(pair.quantity.scope, own)
     outcome: Outcome = "undecided"
     if found.high < least_s or same_graph:
         outcome = "refuted"
@@ -317,6 +319,14 @@ def weigh(
         pair=f"{pair.text}, with one and the same graph" if same_graph else pair.text,
         runs=tuple(run.run_id for run in runs),
     )
+
+
+def _least_s(scope: Scope, own: Measured) -> float:
+    """Return from which cost on a rule would call it a cause of a run."""
+    if scope == "once":
+        return WALL_SHARE * sum(own.rows.get(RowKey(WALL), ()))
+    steps = own.rows.get(_WARM, ())
+    return max(STEP_LEAST_S, STEP_SHARE * percentile(steps, 50) if steps else 0.0)
 
 
 def cost(pair: Pair, first: Sequence[Measured], second: Sequence[Measured]) -> Difference | None:

@@ -100,11 +100,21 @@ def prove(
             planned.append(
                 _Planned(verdict, pair, tuple(_apart(each, record.parameters) for each in sides))
             )
-    runs = _run_all(home, lab_name, record, entry, planned, repeats, observer) if planned else {}
+    own = measured(entry)
+    runs: dict[Changes, list[Measured]] = {}
+    if planned:
+        lab = same_lab(home, lab_name, record)
+        runs = _run_all(home, lab, record, own, planned, repeats, observer)
     proofs: dict[str, Proof] = {}
     for each in planned:
         first, *second = ([m for m in runs[side] if m.outcome == "ok"] for side in each.sides)
-        proof = weigh(each.pair, first, second[0] if second else [], each.verdict.seconds)
+        proof = weigh(
+            each.pair,
+            first,
+            second[0] if second else [],
+            own=own,
+            claimed_s=each.verdict.seconds,
+        )
         if proof is None:
             failed = next((m for side in each.sides for m in runs[side] if m.outcome != "ok"), None)
             reasons[each.verdict.cause] = (
@@ -194,16 +204,14 @@ def _options(base: RunOptions, changes: Changes) -> RunOptions:
 
 def _run_all(
     home: Home,
-    lab_name: str,
+    lab: Lab,
     record: RunRecord,
-    entry: Entry,
+    own: Measured,
     planned: Sequence[_Planned],
     repeats: int,
     observer: Observer | None,
 ) -> dict[Changes, list[Measured]]:
     """Run all settings that the pairs need, each `repeats` times, and return what each run measured."""
-    lab = same_lab(home, lab_name, record)
-    own = measured(entry)
     warm = [value for key, row in own.rows.items() if key.name == "warm step" for value in row]
     steps = _steps(sum(warm) / len(warm) if warm else None)
     base = replace(base_options(record), repeat=steps)
@@ -218,7 +226,7 @@ def _run_all(
 
     run_batch(
         home,
-        lab_name,
+        lab.name,
         variants,
         repeats,
         {TAG: record.run_id},

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from labctl.analysis.causes.model import Proof
 from labctl.analysis.causes.rules import RULES
 from labctl.analysis.compare import Measured, RowKey
 from labctl.analysis.pairs import Pair, graphs_equal, pair_for, setting_text, weigh
@@ -73,6 +74,15 @@ def runs(step_s: float, count: int = 3, **told: Any) -> list[Measured]:
     return [
         run(k, *(step_s * (1 + 0.001 * (k + j)) for j in range(6)), **told) for k in range(count)
     ]
+
+
+OWN_RUN = replace(runs(0.045)[0], rows={**runs(0.045)[0].rows, RowKey("wall"): (4.0,)})
+
+
+def weighed(
+    which: Pair, first: list[Measured], second: list[Measured], claimed_s: float | None
+) -> Proof | None:
+    return weigh(which, first, second, own=OWN_RUN, claimed_s=claimed_s)
 
 
 def test_every_cause_of_the_catalogue_has_a_pair_or_a_reason() -> None:
@@ -152,7 +162,7 @@ def test_what_cannot_be_proved_says_why(cause: str, changed: dict[str, Any], wor
 
 
 def test_a_cost_that_is_there_is_confirmed() -> None:
-    proof = weigh(pair("inter-op-starved"), runs(0.075), runs(0.045), 0.031)
+    proof = weighed(pair("inter-op-starved"), runs(0.075), runs(0.045), 0.031)
     assert proof is not None
     assert proof.outcome == "confirmed"
     assert proof.seconds == pytest.approx(0.030, rel=0.02)
@@ -161,7 +171,7 @@ def test_a_cost_that_is_there_is_confirmed() -> None:
 
 
 def test_a_cost_that_is_not_there_is_refuted() -> None:
-    proof = weigh(pair("inter-op-starved"), runs(0.045), runs(0.045), 0.031)
+    proof = weighed(pair("inter-op-starved"), runs(0.045), runs(0.045), 0.031)
     assert proof is not None
     assert proof.outcome == "refuted"
     assert proof.high_s < 0.031 / 2
@@ -169,15 +179,16 @@ def test_a_cost_that_is_not_there_is_refuted() -> None:
 
 def test_noise_leaves_it_undecided() -> None:
     noisy = [run(k, *([step] * 6)) for k, step in enumerate((0.03, 0.05, 0.09))]
-    proof = weigh(pair("inter-op-starved"), noisy, runs(0.045), 0.031)
+    proof = weighed(pair("inter-op-starved"), noisy, runs(0.045), 0.031)
     assert proof is not None
     assert proof.outcome == "undecided"
 
 
 def test_what_nobody_claims_has_to_matter() -> None:
     checked = pair("feed")
-    for first_s, outcome in ((0.060, "confirmed"), (0.0451, "refuted")):
-        proof = weigh(checked, runs(first_s), runs(0.045), None)
+    # 15 % of a step of 45 ms
+    for first_s, outcome in ((0.060, "confirmed"), (0.050, "refuted"), (0.0451, "refuted")):
+        proof = weighed(checked, runs(first_s), runs(0.045), None)
         assert proof is not None
         assert proof.outcome == outcome
 
@@ -185,11 +196,11 @@ def test_what_nobody_claims_has_to_matter() -> None:
 def test_one_and_the_same_graph_refutes_recursion_whatever_the_noise() -> None:
     noisy = [run(k, *([step] * 6), graph="ab") for k, step in enumerate((0.03, 0.05, 0.09))]
     checked = pair("recursion")
-    proof = weigh(checked, noisy, runs(0.045, graph="ab"), None)
+    proof = weighed(checked, noisy, runs(0.045, graph="ab"), None)
     assert proof is not None
     assert proof.outcome == "refuted"
     assert proof.pair.endswith("with one and the same graph")
-    other = weigh(checked, noisy, runs(0.045, graph="cd"), None)
+    other = weighed(checked, noisy, runs(0.045, graph="cd"), None)
     assert other is not None
     assert other.outcome == "undecided"
     assert graphs_equal([run(0, graph="ab"), run(1)]) is None
@@ -201,20 +212,28 @@ def test_what_is_paid_once_is_measured_within_fresh_processes() -> None:
         run(k, 0.1, 0.11, 0.12, import_numpy=0.1, import_tensorflow=1.5 + 0.01 * k, cold0step=0.4)
         for k in range(3)
     ]
-    imported = weigh(pair("import"), fresh, [], 1.7)
+    imported = weighed(pair("import"), fresh, [], 1.7)
     assert imported is not None
     assert imported.outcome == "confirmed"
     assert imported.seconds == pytest.approx(1.61)
-    first = weigh(pair("first-step-setup"), fresh, [], 2.0)
+    first = weighed(pair("first-step-setup"), fresh, [], 2.0)
     assert first is not None
     assert first.seconds == pytest.approx(0.29)
     assert first.outcome == "refuted"
 
 
+def test_what_is_paid_once_and_nobody_claims_has_to_be_a_part_of_the_run() -> None:
+    for import_s, outcome in ((1.5, "confirmed"), (0.2, "refuted")):
+        fresh = [run(k, 0.1, import_tensorflow=import_s + 0.01 * k) for k in range(3)]
+        proof = weighed(pair("import"), fresh, [], None)
+        assert proof is not None
+        assert proof.outcome == outcome
+
+
 def test_runs_that_measured_nothing_say_nothing() -> None:
-    assert weigh(pair("fetch"), [], runs(0.1), 0.01) is None
-    assert weigh(pair("fetch"), [run(0, 0.1)], [run(1, 0.2)], 0.01) is None
-    assert weigh(pair("first-step-setup"), runs(0.1), [], 0.01) is None
+    assert weighed(pair("fetch"), [], runs(0.1), 0.01) is None
+    assert weighed(pair("fetch"), [run(0, 0.1)], [run(1, 0.2)], 0.01) is None
+    assert weighed(pair("first-step-setup"), runs(0.1), [], 0.01) is None
 
 
 def test_settings_are_told_as_options() -> None:
