@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.records import Shape, run_id, write_run
@@ -54,24 +54,31 @@ def _attributes(text: str) -> list[str]:
     ]
 
 
-@settings(deadline=None, max_examples=60)
-@given(draw=st.data(), value=VALUES)
-def test_a_record_with_anything_in_any_place_has_a_page(
-    data: RunData, draw: st.DataObject, value: Any
-) -> None:
+def like(value: Any) -> st.SearchStrategy[Any]:
+    """Return values that may stand where this one does."""
+    if isinstance(value, bool):
+        return st.booleans()
+    if isinstance(value, int | float):
+        return st.none() | NUMBERS
+    return st.text(max_size=8) if isinstance(value, str) else VALUES
+
+
+@settings(deadline=None, max_examples=25)
+@given(draw=st.data())
+def test_a_record_with_anything_in_any_place_has_a_page(data: RunData, draw: st.DataObject) -> None:
     document = inner = json.loads(to_text(data.record))
     place = draw.draw(st.sampled_from(sorted(places(document), key=str)))
     for key in place[:-1]:
         inner = inner[key]
-    inner[place[-1]] = value
+    inner[place[-1]] = draw.draw(like(inner[place[-1]]))
     try:
         record = from_text(json.dumps(document), "run.json")
     except RecordError:
-        assume(False)
+        return  # no record: the command says so and ends
     assert_has_a_page(replace(data, record=record))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(draw=st.data(), value=VALUES)
 def test_events_with_anything_in_any_place_have_a_page(
     data: RunData, draw: st.DataObject, value: Any
