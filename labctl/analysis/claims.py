@@ -83,7 +83,7 @@ def recursion(runs: Runs) -> Claim:
     why = "Loop and recursion were not both run."
     if found is not None and graphs is not None:
         same_graph, _ = graphs
-        judged = stats.judge(found, by_step=True)
+        judged = stats.judge(found)
         if same_graph:
             verdict = "refuted"
             why = (
@@ -248,7 +248,7 @@ def one_thread(runs: Runs) -> Claim:
     verdict: Verdict = "not-measured"
     why = "The listing was not run with both."
     if found is not None:
-        judged = stats.judge(found, by_step=True)
+        judged = stats.judge(found)
         verdict = "refuted"
         if judged in {"slower", "unclear"}:
             verdict = "confirmed" if judged == "slower" else "undecided"

@@ -253,7 +253,7 @@ def compare(a: Sequence[Measured], b: Sequence[Measured]) -> Comparison:
         subject=tuple(subject),
         mismatches=tuple(mismatches),
         rows=tuple(ordered),
-        notes=tuple(_notes(first, a, b)),
+        notes=tuple(_notes(a, b)),
         refused=tuple(refused),
     )
 
@@ -315,7 +315,7 @@ def _rows(a: Sequence[Measured], b: Sequence[Measured]) -> list[Row]:
         found = stats.difference(side_a, side_b)
         judged: Judgement = "unclear"
         if found is not None:
-            judged = stats.judge(found, by_step=key.by_step)
+            judged = stats.judge(found)
         rows.append(Row(key, stats.summarize(side_a), stats.summarize(side_b), found, judged))
     return rows
 
@@ -333,10 +333,9 @@ def _too_little(row: Row | None) -> list[str]:
     if row is None or row.difference is None:
         return ["the two sides have neither a warm step nor a wall time in common"]
     found, name = row.difference, row.key.name
-    if found.low is None or not stats.enough(found, by_step=row.key.by_step):
-        steps = f", or one with {stats.ENOUGH_STEPS} warm steps" if row.key.by_step else ""
+    if found.low is None or not stats.enough(found):
         counted = [f"{side.values} of {side.runs} run(s)" for side in (found.a, found.b)]
-        needed = f"a verdict needs {stats.ENOUGH_RUNS} runs a side{steps}"
+        needed = f"a verdict needs {stats.ENOUGH_RUNS} runs a side"
         return [f"{name} has {counted[0]} in A and {counted[1]} in B; {needed}"]
     if row.judgement == "unclear":
         noise = found.detectable_percent
@@ -347,12 +346,7 @@ def _too_little(row: Row | None) -> list[str]:
     return []
 
 
-def _notes(first: Row | None, a: Sequence[Measured], b: Sequence[Measured]) -> Iterable[str]:
-    if first is not None and first.difference is not None and first.difference.one_run:
-        yield (
-            "one side is a single run: how runs differ among themselves is not in the interval, so a difference "
-            f"under {stats.RELEVANT_ONE_RUN_PERCENT:.0f} % is taken for none"
-        )
+def _notes(a: Sequence[Measured], b: Sequence[Measured]) -> Iterable[str]:
     startup = [{any(key.name == "startup" for key in run.rows) for run in side} for side in (a, b)]
     if startup[0] != startup[1]:
         yield (

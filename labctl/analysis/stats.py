@@ -22,10 +22,8 @@ Judgement = Literal["same", "slower", "faster", "unclear"]
 SEED = 20170901
 RESAMPLES = 2000
 RELEVANT_PERCENT = 2.0  # a smaller difference is none, however sure
-RELEVANT_ONE_RUN_PERCENT = 10.0  # two single runs differ by that much for no reason of theirs
 NOISE_GATE_PERCENT = 25.0  # where no smaller change could be seen, "no difference" means nothing
-ENOUGH_RUNS = 3
-ENOUGH_STEPS = 5
+ENOUGH_RUNS = 3  # a side: the steps of one run say nothing of how runs differ among themselves
 
 # Student's t: degrees of freedom, the quantiles 0.975 and 0.8 (NIST/SEMATECH e-Handbook, section 1.3.6.7.2).
 _T = (
@@ -106,11 +104,6 @@ class Difference:
             return None
         return 100 * self.detectable / self.a.median
 
-    @property
-    def one_run(self) -> bool:
-        """One side has a single run: how runs differ among themselves is not in the interval."""
-        return min(self.a.runs, self.b.runs) == 1
-
 
 def summarize(side: Side) -> Summary | None:
     """Return the summary of a side, None if it has no value."""
@@ -163,30 +156,20 @@ def difference(a: Side, b: Side) -> Difference | None:
     )
 
 
-def enough(found: Difference, *, by_step: bool) -> bool:
-    """Return whether the counts allow a judgement.
-
-    Args:
-        found: The difference.
-        by_step: The values are steps: then `ENOUGH_STEPS` in a run do for few runs.
-    """
-    sides = (found.a, found.b)
-    if all(side.runs >= ENOUGH_RUNS for side in sides):
-        return True
-    return by_step and all(side.values >= ENOUGH_STEPS * side.runs for side in sides)
+def enough(found: Difference) -> bool:
+    """Return whether each side has runs enough for a judgement."""
+    return all(side.runs >= ENOUGH_RUNS for side in (found.a, found.b))
 
 
-def judge(found: Difference, *, by_step: bool) -> Judgement:
+def judge(found: Difference) -> Judgement:
     """Return what a difference amounts to, side B seen from side A.
 
-    `slower` and `faster` need an interval without 0 and a difference of `RELEVANT_PERCENT`
-    (`RELEVANT_ONE_RUN_PERCENT` where a side has one run only); `same` needs that a change of `NOISE_GATE_PERCENT`
-    would have been seen.
+    `slower` and `faster` need an interval without 0 and a difference of `RELEVANT_PERCENT`; `same` needs that a
+    change of `NOISE_GATE_PERCENT` would have been seen; all need `ENOUGH_RUNS` runs a side.
     """
-    if found.low is None or found.high is None or not enough(found, by_step=by_step):
+    if found.low is None or found.high is None or not enough(found):
         return "unclear"
-    relevant = RELEVANT_ONE_RUN_PERCENT if found.one_run else RELEVANT_PERCENT
-    large = found.percent is None or abs(found.percent) >= relevant
+    large = found.percent is None or abs(found.percent) >= RELEVANT_PERCENT
     if large and found.low > 0:
         return "slower"
     if large and found.high < 0:

@@ -62,8 +62,7 @@ def batches(*, quick: bool, fresh: bool = True) -> tuple[Batch, ...]:
     squaring = Variant(SQUARING, _matpow("squaring"))
     half = Variant(SWEEP[500], _matpow("chain", size=500))
     if quick:
-        few = (compared[0], *compared[2:], half)
-        return Batch(few, 2), Batch((squaring,), 1)
+        return Batch((compared[0], *compared[2:]), 3), Batch((half, squaring), 1)
     once = [Variant(SWEEP[2000], _matpow("chain", size=2000, repeat=5))]
     if fresh:
         once.insert(0, Variant(LISTING_FRESH, RunOptions(

@@ -143,10 +143,12 @@ def test_too_little_refuses_a_verdict(make: Callable[[], Comparison], words: str
     assert "verdict   none" in compare_lines(found)
 
 
-def test_single_runs_with_steps_have_a_verdict_and_a_note() -> None:
-    found = compare(side(0, 1), side(10, 1, step_s=0.2))
-    assert found.verdict == "slower"
-    assert any("single run" in note for note in found.notes)
+def test_a_verdict_needs_three_runs_a_side() -> None:
+    for runs in (1, 2):
+        found = compare(side(0, runs), side(10, runs, step_s=0.2))
+        assert found.verdict is None
+        assert "a verdict needs 3 runs a side" in found.refused[0]
+    assert compare(side(0, 3), side(10, 3, step_s=0.2)).verdict == "slower"
 
 
 def test_without_steps_the_wall_time_decides() -> None:

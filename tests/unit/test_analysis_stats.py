@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from labctl.analysis.stats import (
     NOISE_GATE_PERCENT,
-    RELEVANT_ONE_RUN_PERCENT,
     Difference,
     Side,
     difference,
@@ -149,46 +148,40 @@ def test_two_sets_of_one_kind_rarely_differ_and_a_real_change_shows(
     for _ in range(tries):
         a = sets(rng, runs, steps, 0, between, within)
         same = found(a, sets(rng, runs, steps, 0, between, within))
-        wrong += judge(same, by_step=steps > 1) in {"slower", "faster"}
+        wrong += judge(same) in {"slower", "faster"}
         # a change as large as what is said to be detectable
         shift = same.detectable or 0.0
-        seen += (
-            judge(found(a, sets(rng, runs, steps, shift, between, within)), by_step=steps > 1)
-            == "slower"
-        )
+        seen += judge(found(a, sets(rng, runs, steps, shift, between, within))) == "slower"
     assert wrong / tries <= 0.1
     assert seen / tries >= 0.6
 
 
 def test_a_judgement_needs_enough_and_little_noise() -> None:
     three = [[100.0], [101.0], [102.0]]
-    assert judge(found(three, [[200.0], [201.0], [202.0]]), by_step=False) == "slower"
-    assert judge(found([[200.0], [201.0], [202.0]], three), by_step=False) == "faster"
-    assert judge(found(three, [[100.5], [101.5], [102.5]]), by_step=False) == "same"
+    assert judge(found(three, [[200.0], [201.0], [202.0]])) == "slower"
+    assert judge(found([[200.0], [201.0], [202.0]], three)) == "faster"
+    assert judge(found(three, [[100.5], [101.5], [102.5]])) == "same"
     noisy = found([[50.0], [100.0], [190.0]], [[60.0], [110.0], [200.0]])
     assert (noisy.detectable_percent or 0) > NOISE_GATE_PERCENT
-    assert judge(noisy, by_step=False) == "unclear"
+    assert judge(noisy) == "unclear"
     two = found(three[:2], [[200.0], [201.0]])
-    assert not enough(two, by_step=True)
-    assert judge(two, by_step=False) == "unclear"
+    assert not enough(two)
+    assert judge(two) == "unclear"
 
 
 def test_single_values_have_no_interval() -> None:
     result = found([[100.0]], [[200.0], [210.0]])
     assert (result.low, result.high, result.detectable) == (None, None, None)
     assert result.percent == pytest.approx(105.0)
-    assert judge(result, by_step=False) == "unclear"
+    assert judge(result) == "unclear"
 
 
-def test_one_run_with_steps_is_enough_for_large_differences_only() -> None:
+def test_steps_of_one_run_say_nothing_of_other_runs() -> None:
     steady = [100.0, 100.5, 99.5, 100.2, 99.8, 100.1]
-    nearly = [x * (1 + RELEVANT_ONE_RUN_PERCENT / 200) for x in steady]
     twice = [2 * x for x in steady]
-    assert found([steady], [nearly]).one_run
-    assert judge(found([steady], [nearly]), by_step=True) == "same"
-    assert judge(found([steady], [twice]), by_step=True) == "slower"
-    assert judge(found([steady], [twice]), by_step=False) == "unclear"
-    assert judge(found([steady[:4]], [twice]), by_step=True) == "unclear"
+    assert judge(found([steady], [twice])) == "unclear"
+    assert judge(found([steady] * 2, [twice] * 2)) == "unclear"
+    assert judge(found([steady] * 3, [twice] * 3)) == "slower"
 
 
 def test_a_small_sure_difference_is_none() -> None:
@@ -197,10 +190,10 @@ def test_a_small_sure_difference_is_none() -> None:
     result = found(a, b)
     assert result.low is not None
     assert result.low > 0
-    assert judge(result, by_step=False) == "same"
+    assert judge(result) == "same"
 
 
 def test_values_that_are_not_above_zero_have_no_percent() -> None:
     result = found([[0.0], [0.0], [0.0]], [[1.0], [2.0], [3.0]])
     assert (result.percent, result.percent_low, result.detectable_percent) == (None, None, None)
-    assert judge(result, by_step=False) == "slower"
+    assert judge(result) == "slower"

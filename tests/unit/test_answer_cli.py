@@ -190,9 +190,9 @@ def test_a_round_runs_its_batches_under_one_tag(batches: Batches) -> None:
 def test_what_a_failed_run_cut_short_is_run_once_more(batches: Batches) -> None:
     batches.fails = {evidence.CHAIN}
     drive.run_round(Home.find(), "asked", quick=True, unix_s=0.0, observer=Silent())
-    assert [(labels, repeats) for labels, repeats, _ in batches.done][1] == ([evidence.CHAIN], 2)
+    assert [(labels, repeats) for labels, repeats, _ in batches.done][1] == ([evidence.CHAIN], 3)
     _, runs = drive.find_round(batches.store, TAG)
-    assert [entry.state for entry in runs[evidence.CHAIN]] == ["failed", "ok", "ok"]
+    assert [entry.state for entry in runs[evidence.CHAIN]] == ["failed", "ok", "ok", "ok"]
 
 
 def test_a_failed_run_beside_good_ones_is_a_warning(
