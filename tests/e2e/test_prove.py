@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from tests.conftest import RehearsalLab
 
 CAUSE = "inter-op-starved"
-ONE, TWO = "tag:variant=as recorded", "tag:variant=--inter-op 2"
 
 
 def verdict(lab: RehearsalLab, run_id: str, *args: str) -> dict[str, Any]:
@@ -19,21 +18,29 @@ def verdict(lab: RehearsalLab, run_id: str, *args: str) -> dict[str, Any]:
     return next(each for each in told if each["cause"] == CAUSE)
 
 
-def test_the_pair_confirms_the_price_of_one_inter_op_thread(lab: RehearsalLab) -> None:
+def proved(lab: RehearsalLab, repeats: int) -> tuple[str, dict[str, Any]]:
+    """Make a run, prove its first cause, and return the run's id and the verdict."""
     run = lab.labctl_json("run", "--feed", "fed", "-L", "1000", "-n", "5", "--inter-op", "1")
     told = lab.labctl_json("why", run["run_id"])
     assert told[0]["cause"] == CAUSE
-    found = verdict(lab, run["run_id"], "--prove", "--cause", CAUSE, "--repeat", "4")
-    proved = found["proved"]
-    assert proved["outcome"] == "confirmed", proved
-    assert proved["seconds"] == pytest.approx(found["seconds"], rel=0.2)
-    assert len(proved["runs"]) == 8
-    assert verdict(lab, run["run_id"])["proved"] == proved
+    args = ("--prove", "--cause", CAUSE, "--repeat", str(repeats))
+    return run["run_id"], verdict(lab, run["run_id"], *args)
 
-    slower = lab.labctl("runs", "compare", TWO, "--", ONE, "--json")
+
+def test_the_pair_confirms_the_price_of_one_inter_op_thread(lab: RehearsalLab) -> None:
+    run_id, found = proved(lab, 4)
+    if found["proved"]["outcome"] == "undecided":  # other work on this machine: once more, longer
+        run_id, found = proved(lab, 8)
+    proof = found["proved"]
+    assert proof["outcome"] == "confirmed", proof
+    assert proof["seconds"] == pytest.approx(found["seconds"], rel=0.2)
+    assert verdict(lab, run_id)["proved"] == proof
+
+    half = len(proof["runs"]) // 2
+    one, two = proof["runs"][:half], proof["runs"][half:]
+    slower = lab.labctl("runs", "compare", *two, "--", *one, "--json")
     assert slower.returncode == 1, slower.stderr
     compared = json.loads(slower.stdout)
     assert [each["what"] for each in compared["subject"]] == ["inter-op"]
     assert compared["verdict"] == "slower"
-    assert sorted(compared["a"] + compared["b"]) == sorted(proved["runs"])
-    assert lab.labctl("runs", "compare", ONE, "--", TWO).returncode == 0
+    assert lab.labctl("runs", "compare", *one, "--", *two).returncode == 0
