@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from labctl.analysis.arrange import arranged, baseline_problems
 from labctl.analysis.clock import Clocks, clock_problems
 from labctl.analysis.explained import Explained
 from labctl.analysis.ledger import (
@@ -22,8 +23,9 @@ from labctl.runs.data import RunData
 
 def explain(data: RunData) -> Explained:
     """Return a run with its analysis; what could not be analysed is in `problems`."""
+    clocks = Clocks.of(data.record)
+    data, odd = arranged(data, clocks)
     record = data.record
-    clocks = Clocks.of(record)
     steps = tuple(steps_of(data.events))
     stats = step_stats(steps)
     traces, trace_problems = step_traces(data, steps, clocks)
@@ -43,7 +45,13 @@ def explain(data: RunData) -> Explained:
         trace=trace,
         split=split,
         tracing=_tracing(steps, stats, traces),
-        problems=(*data.problems, *clock_problems(clocks, record), *trace_problems),
+        problems=(
+            *data.problems,
+            *clock_problems(clocks, record),
+            *odd,
+            *trace_problems,
+            *baseline_problems(record, _reached(traces)),
+        ),
     )
 
 
@@ -58,6 +66,14 @@ def typical(traces: Sequence[StepTrace]) -> StepTrace | None:
         (trace for trace in traces if len(trace.edges) == most), key=lambda each: each.duration_s
     )
     return whole[(len(whole) - 1) // 2] if whole else None
+
+
+def _reached(traces: Sequence[StepTrace]) -> dict[str, float]:
+    """Return the best rate of each node's products, GFLOP/s."""
+    best: dict[str, float] = {}
+    for task in (task for trace in traces for task in trace.tasks):
+        best[task.node] = max(task.gflops or 0.0, best.get(task.node, 0.0))
+    return best
 
 
 def _tracing(

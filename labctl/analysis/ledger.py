@@ -87,10 +87,19 @@ def build_ledger(own: Sequence[Span], client: Sequence[Span], wall_s: float) -> 
 
 
 def client_spans(record: RunRecord, events: Sequence[Event], clocks: Clocks) -> list[Span]:
-    """Return the phases of task 0, from its events and from its unit's end, in any order of the events."""
+    """Return the phases of task 0, from its events and from its unit's end, in any order of the events.
+
+    What lies mostly outside of the run has stamps that cannot be believed and is left out.
+    """
     mine = [event for event in events if event.source == "client" and event.task == 0]
+    node, wall_s = record.remote.node, record.wall_s
     ended_s = record.unit_end.ended_at_s if record.unit_end is not None else None
-    return process_spans(mine, record.remote.node, clocks, ended_s)
+    if wall_s is None:
+        return process_spans(mine, node, clocks, ended_s)
+    if ended_s is not None and clocks.since_origin_s(node, ended_s) > wall_s + _JUMP_S:
+        ended_s = None
+    spans = process_spans(mine, node, clocks, ended_s)
+    return [span for span in spans if _mostly_within(span, wall_s)]
 
 
 def process_spans(
@@ -106,7 +115,7 @@ def process_spans(
         clocks: The run's clocks.
         ended_unix_s: When its unit ended, on the node's clock; None if unknown.
     """
-    times = _times(events)
+    times = process_times(events)
     spans: list[Span] = []
 
     def add(phase: str, start_unix_s: float, end_unix_s: float, source: str = "client") -> None:
@@ -209,6 +218,11 @@ def within(spans: Iterable[Span], wall_s: float) -> list[Span]:
     return kept
 
 
+def _mostly_within(span: Span, wall_s: float) -> bool:
+    inside_s = min(wall_s, span.start_s + span.duration_s) - max(0.0, span.start_s)
+    return inside_s >= span.duration_s / 2
+
+
 def one_after_the_other(spans: Iterable[Span]) -> list[Span]:
     """Return spans by start, each cut to begin at the end of those before it."""
     kept: list[Span] = []
@@ -237,7 +251,7 @@ def outside(span: Span, taken: Sequence[Span]) -> list[Span]:
     return pieces
 
 
-def _times(events: Sequence[Event]) -> list[tuple[Event, float]]:
+def process_times(events: Sequence[Event]) -> list[tuple[Event, float]]:
     """Return events of one process with their times on the node's clock, in order.
 
     Where the node's clock jumped while the process ran, its monotonic clock tells the distances.

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from labctl.analysis.clock import Clocks
 from labctl.analysis.explained import Explained
-from labctl.analysis.ledger import Ledger
+from labctl.analysis.ledger import build_ledger, client_spans
 from labctl.analysis.model import ClockLine, SplitRow, StepSplit, StepTrace, TaskTrace
 from labctl.analysis.steps import step_stats, steps_of
 from labctl.node import wire
@@ -177,6 +178,7 @@ def run(
         {"tf1": tuple(server_events)} if server_events else {},
         tuple(lines),
     )
+    spans = client_spans(data.record, events, Clocks.of(data.record))
     taken = tuple(steps_of(events))
     trace = None if gflops is None else _trace(gflops)
     rows = tuple(SplitRow("compute", task, None, each) for task, each in (computes_s or {}).items())
@@ -185,7 +187,7 @@ def run(
         clocks=clocks,
         steps=taken,
         stats=step_stats(taken),
-        ledger=Ledger((), 12.0, 0.0),
+        ledger=build_ledger((), spans, data.record.wall_s or 0.0),
         nodes=(),
         traces=() if trace is None else (trace,),
         trace=trace,

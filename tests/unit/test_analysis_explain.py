@@ -6,9 +6,14 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from labctl.analysis.causes.common import phase_s
+from labctl.analysis.causes.rules import judge_all
 from labctl.analysis.explain import explain
 from labctl.errors import RecordError, RecordTooNewError
 from labctl.runs.data import LogLine, load, log_line
@@ -48,6 +53,23 @@ def test_real_records_are_read_without_a_problem_and_add_up(name: str) -> None:
         "first_run",
         "connect_peers",
     }
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.sampled_from(NAMES), st.randoms(use_true_random=False), st.integers(1, 3))
+def test_why_and_ledger_tell_one_time_of_a_phase(name: str, random: Random, copies: int) -> None:
+    data = load(RECORDS / name)
+    events = [event for event in data.events for _ in range(random.randint(1, copies))]
+    random.shuffle(events)
+    whole, mixed = explain(data), explain(replace(data, events=tuple(events)))
+    assert mixed.ledger == whole.ledger
+    assert mixed.stats == whole.stats
+    for phase in ("import_numpy", "import_tensorflow", "server", "graph"):
+        rows = [row.duration_s for row in whole.ledger.rows if row.phase == phase]
+        assert rows
+        assert phase_s(mixed, phase) == pytest.approx(sum(rows))
+    (imported,) = (each for each in judge_all(mixed) if each.cause == "import")
+    assert imported == next(each for each in judge_all(whole) if each.cause == "import")
 
 
 def test_log_lines_have_their_own_time_else_the_journals() -> None:

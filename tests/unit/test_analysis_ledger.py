@@ -409,3 +409,76 @@ def test_a_clock_and_its_samples_may_shift_together(events: list[Event], shift_s
         assert before.phase == after.phase
         assert after.start_s == pytest.approx(before.start_s, abs=1e-5)
         assert after.duration_s == pytest.approx(before.duration_s, abs=1e-5)
+
+
+def test_copies_of_events_count_once() -> None:
+    events = [*phase("graph", 1102, 1104), *phase("warm_steps", 1104, 1110), *steps(3, 1, 1)]
+    one, other = run(events), run([*events, *events])
+    assert one.ledger == other.ledger
+    assert one.stats == other.stats
+
+
+OWN = (Span("connect", "labctl", 0, 2, "labctl"), Span("collect", "labctl", 15, 4, "labctl"))
+YEAR = 365 * 86_400
+
+
+def process(start_s: float, started_s: float | None = None) -> tuple[list[Event], RunRecord]:
+    """Return a run whose client's clock says that it began at a time; its unit's start may say otherwise."""
+
+    def at(kind: str, after_s: float, **data: object) -> Event:
+        mono_ns = round((50 + after_s) * NS)
+        return Event(kind, round((start_s + after_s) * NS), mono_ns, "client", 0, dict(data))
+
+    events = [
+        at("hello", 1, process_start_t=round(start_s * NS)),
+        at("phase_begin", 0, phase="interpreter"),
+        at("phase_end", 1, phase="interpreter", duration_ns=NS),
+        at("phase_begin", 1, phase="graph"),
+        at("phase_end", 9, phase="graph", duration_ns=8 * NS),
+        at("bye", 9),
+    ]
+    remote = RemoteRun("tf0", "/d", "u", "b", started_s)
+    ended = UnitEnded("success", "exited", "0", 1114.0)
+    return events, replace(RECORD, remote=remote, unit_end=ended, spans=OWN)
+
+
+@pytest.mark.parametrize(
+    ("shift_s", "said"),
+    [
+        (-30 * YEAR, "clock: the client's events lie 30 years before the run"),
+        (10 * YEAR, "clock: the client's events lie 9.99 years after the run"),
+        (3 * 3600, "clock: the client's events lie 3 hours after the run"),
+    ],
+)
+def test_events_outside_of_the_run_are_no_part_of_it(shift_s: float, said: str) -> None:
+    events, record = process(1104.0 + shift_s)
+    explained = run(events, record)
+    assert [row.phase for row in explained.ledger.rows] == ["connect", "collect"]
+    assert explained.ledger.unexplained_s == pytest.approx(14.0)
+    line = f"{said}: its clock cannot be believed; its phases are left out"
+    assert line in explained.problems
+
+
+def test_a_units_start_and_the_monotonic_clock_place_events() -> None:
+    right = run(*process(1104.0, 1104.0))
+    assert not any("believed" in each for each in right.problems)
+    for shift_s in (-30 * YEAR, 10 * YEAR):
+        moved = run(*process(1104.0 + shift_s, 1104.0))
+        assert moved.ledger == right.ledger
+        assert any("placed by the start of its unit" in each for each in moved.problems)
+    late = run(*process(1104.0 - 30 * YEAR, 1118.0))  # it would end after the run
+    assert any("left out" in each for each in late.problems)
+
+
+def test_a_units_end_outside_of_the_run_ends_nothing() -> None:
+    events, record = process(1104.0)
+    assert ("exit", 13.0, 1.0) in phases(run(events, record))
+    absurd = replace(record, unit_end=UnitEnded("success", "exited", "0", 1104.0 + 10 * YEAR))
+    assert phases(run(events, absurd))[-1] == ("collect", 15.0, 4.0)
+
+
+def test_a_size_that_no_matrix_has_is_left_out() -> None:
+    parameters = replace(RECORD.parameters, size=10**400, power=10**400)
+    explained = run([], replace(RECORD, parameters=parameters))
+    assert explained.data.record.parameters.size is None
+    assert any("no run has a size above" in each for each in explained.problems)

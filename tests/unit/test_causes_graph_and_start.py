@@ -150,7 +150,7 @@ def test_import_is_a_tenth_of_the_wall_time_or_no_cause() -> None:
     long = explained(traced(), wall_s=60.0)
     assert verdict("import", long).evidence == ("1.50 of 60.00 s (2 %)",)
     open_phase = run([*phase(wire.PHASE_IMPORT_TENSORFLOW, 1.0, None), event(wire.NOTE, 4.0)])
-    assert verdict("import", open_phase).seconds == pytest.approx(3.0)
+    assert verdict("import", open_phase).seconds == pytest.approx(8.8)  # to its unit's end
     assert verdict("import", run([])).status == "not_measured"
     assert "script" in verdict("import", run([], parameters=SCRIPT)).evidence[0]
 
@@ -207,7 +207,7 @@ def test_servers_that_stood_are_not_paid_in_the_run() -> None:
     children = explained(
         traced(),
         parameters=replace(MATPOW, placement="one-host"),
-        extra=phase(wire.PHASE_PEERS, 0.1, 4.7),
+        extra=phase(wire.PHASE_PEERS, 3.2, 7.8),
     )
     assert verdict("server-start", children).seconds == pytest.approx(4.61)
     assert verdict("server-start", run([], parameters=SCRIPT)).status == "not_measured"
@@ -312,7 +312,7 @@ def test_compilation_is_priced_by_the_first_step() -> None:
 
 
 def test_a_gpus_context_is_the_servers_phase() -> None:
-    slow = on_gpu(extra=phase(wire.PHASE_SERVER, 0.1, 3.1))
+    slow = on_gpu(extra=phase(wire.PHASE_SERVER, 3.2, 6.2))
     assert verdict("cuda-context", slow).seconds == pytest.approx(3.01)
     assert verdict("cuda-context", on_gpu()).status == "ruled_out"
     assert verdict("cuda-context", not_on_gpu()).status == "not_measured"

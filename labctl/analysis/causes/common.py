@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from labctl.analysis.causes.model import Confidence, Rule, Scope, Verdict
+from labctl.analysis.clock import Clocks
+from labctl.analysis.ledger import build_ledger, client_spans
 from labctl.node import wire
 
 if TYPE_CHECKING:
     from labctl.analysis.explained import Explained
     from labctl.runs.data import LogLine
     from labctl.runs.events import Event
+    from labctl.runs.record import Span
 
 # A part of a warm step below either is no cause of its slowness.
 STEP_SHARE = 0.15
@@ -140,21 +144,18 @@ def wall_s(run: Explained) -> float | None:
 
 
 def phase_s(run: Explained, *phases: str) -> float | None:
-    """Return how long phases of the client took together, one without an end included; None if none was begun."""
-    events = [event for event in run.data.events if event.source == "client" and event.task == 0]
-    durations: list[float] = []
-    begun: dict[str, float] = {}
-    for event in events:
-        phase = event.text("phase")
-        if phase not in phases:
-            continue
-        if event.kind == wire.PHASE_BEGIN:
-            begun[phase] = event.t_s
-        elif event.kind == wire.PHASE_END:
-            begun.pop(phase, None)
-            durations.append((event.number("duration_ns") or 0.0) / 1e9)
-    durations += [max(0.0, events[-1].t_s - begin_s) for begin_s in begun.values()]
-    return sum(durations) if durations else None
+    """Return how long phases of the client took together by the ledger, seconds; None if it has none of them."""
+    record = run.data.record
+    rows: Sequence[Span] = run.ledger.rows
+    if record.wall_s is None:  # it has no end yet, and no ledger
+        begun = client_spans(record, run.data.events, Clocks.of(record))
+        rows = build_ledger((), begun, wall_s(run) or 0.0).rows
+    found = [
+        row.duration_s
+        for row in rows
+        if row.phase in phases and row.node == record.remote.node and row.source == "client"
+    ]
+    return math.fsum(found) if found else None
 
 
 def last_event(run: Explained, kind: str) -> Event | None:
@@ -192,10 +193,23 @@ def products_asked(run: Explained) -> int | None:
 
 
 def products_ran(run: Explained) -> int | None:
-    """Return how many products ran in the traced step, all tasks together; None without a trace."""
-    if run.trace is None:
+    """Return how many products ran in the traced step, all tasks together; None without the step stats of all."""
+    if run.trace is None or untraced(run):
         return None
     return sum(sum(task.products.values()) for task in run.trace.tasks)
+
+
+def untraced(run: Explained) -> list[int]:
+    """Return the tasks that work in each step and of which the traced step has no row.
+
+    What TensorFlow folded leaves none where inputs are constants.
+    """
+    parameters = run.data.record.parameters
+    apart = parameters.placement in {"lab", "one-host"} and parameters.feed in {"fed", "staged"}
+    if run.trace is None or not apart:
+        return []
+    told = {task.task for task in run.trace.tasks}
+    return [node.task for node in run.data.record.nodes if node.task not in told]
 
 
 def products_missing(run: Explained) -> int:
@@ -245,6 +259,9 @@ def log_hidden(run: Explained) -> bool:
 def no_trace(run: Explained) -> tuple[str, str]:
     """Return what is missing in a run whose steps cannot be split, and what would measure it."""
     parameters = run.data.record.parameters
+    if lost := untraced(run):
+        tasks = ", ".join(f"task:{task}" for task in lost)
+        return f"the step stats of {tasks} are missing or out of the step", "run it again"
     if run.trace is not None:
         return "there is no warm step to hold the trace against", "the same run with --repeat 3"
     if not is_matpow(run):
