@@ -58,6 +58,10 @@ def silent(state: str, detail: str = "", **more: object) -> Explained:
     return run(events, outcome="failed", ended_at_s=13.2, **more)  # type: ignore[arg-type]
 
 
+def port(node: str, found: str) -> FailedCheck:
+    return FailedCheck("port", node, found, "", "")
+
+
 def hung(**more: object) -> Explained:
     """Return a run that hung in its first step until it was ended."""
     return run(AT_CONTACT, outcome="timeout", ended_at_s=33.0, **more)  # type: ignore[arg-type]
@@ -89,6 +93,22 @@ FAULTS = {
     ),
     "dropped": (silent("timed out"), "port-filtered"),
     "no route": (silent("timed out", "No route to host"), "port-filtered"),
+    "a firewall that refuses": (
+        silent("refused", "Connection refused", before=(replace(SERVER, startup_s=4.7),)),
+        "port-filtered",
+    ),
+    "dropped towards task 0": (
+        hung(failed_checks=(port("tf0", "10.0.0.2:2222 timed out from tf1 (no connection)"),)),
+        "port-filtered",
+    ),
+    "refused towards task 0": (
+        hung(failed_checks=(port("tf0", "10.0.0.2:2222 refused the connection from tf1"),)),
+        "port-filtered",
+    ),
+    "dropped between two others": (
+        hung(failed_checks=(port("tf1", "10.0.0.3:2222 timed out from tf2 (no connection)"),)),
+        "port-filtered",
+    ),
     "mute": (silent("timed out", "connected, but nothing was sent"), "peer-frozen"),
     "unresolvable": (
         silent(
@@ -244,6 +264,39 @@ def test_the_evidence_names_node_address_and_words() -> None:
     stale = verdicts(STALE)["stale-spec"]
     assert f"tf1 serves spec {OTHER[:12]}, the run has {SPEC[:12]}" in stale.evidence
     assert any("ipv4:10.0.0.2:2299" in line for line in stale.evidence)
+
+
+def test_a_port_that_only_the_checks_could_not_reach_costs_the_hang() -> None:
+    found = verdicts(FAULTS["dropped towards task 0"][0])["port-filtered"]
+    assert found.title == "Packets to task:0's port on tf0 are dropped"
+    assert found.evidence[0] == (
+        "check port on tf0: 10.0.0.2:2222 timed out from tf1 (no connection)"
+    )
+    assert found.seconds == pytest.approx(24.7)
+    refused = FAULTS["refused towards task 0"][0]
+    assert "A firewall refuses" in verdicts(refused)["port-filtered"].title
+
+
+def test_a_port_that_the_checks_could_not_reach_is_no_cause_of_a_run_with_steps() -> None:
+    checks = (port("tf0", "10.0.0.2:2222 timed out from tf1 (no connection)"),)
+    for of in (
+        run(failed_checks=checks),
+        run(HEALTHY[:13], outcome="timeout", ended_at_s=25.0, failed_checks=checks),
+    ):
+        assert verdicts(of)["port-filtered"].status == "ruled_out"
+
+
+def test_a_firewall_that_refuses_is_told_without_contradiction() -> None:
+    said = verdicts(
+        silent(
+            "timed out",
+            failed_checks=(port("tf1", "10.0.0.3:2222 refused the connection from tf0"),),
+        )
+    )["port-filtered"]
+    assert said.title == "A firewall refuses packets to task:1's port on tf1"
+    assert not any("nobody refused" in line for line in said.evidence)
+    alive = verdicts(FAULTS["a firewall that refuses"][0])["port-filtered"]
+    assert any("answered on tf1 itself 4.7 s" in line for line in alive.evidence)
 
 
 def test_a_proxy_that_spares_the_peers_is_none() -> None:

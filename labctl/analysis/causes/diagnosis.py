@@ -21,6 +21,7 @@ from labctl.analysis.causes.contact import (
     log_lines,
     made_contact,
     peers,
+    stall,
     still_waiting,
     workers,
 )
@@ -55,6 +56,7 @@ CATCHING = ("grpc_proxy", "https_proxy", "http_proxy")
 
 _RESTART = "sudo systemctl restart tf-join-server"
 _THAW = "sudo systemctl kill -s CONT tf-join-server"
+_REFUSED = "refused the connection"  # the words of the check of ports
 _STOPPED = {"T": "stopped", "t": "stopped by a debugger", "D": "waiting for a disk"}
 _SPEC_ERRORS = frozenset({"peer-unavailable", "wrong-cluster", "peer-restarted", "peer-lost"})
 
@@ -83,7 +85,7 @@ class Fault:
 def diagnose(run: Explained) -> tuple[Fault, ...]:
     """Return the faults that kept the tasks of a run apart, at most one for each node."""
     faults = _ports_in_use(run)
-    for cause in (_misled, _silent, _frozen_processes):
+    for cause in (_misled, _silent, _frozen_processes, _checked_ports):
         told = {fault.node for fault in faults}
         faults.extend(fault for fault in cause(run) if fault.node not in told)
     if not faults:  # a server that is out of reach is not asked by its spec
@@ -141,9 +143,13 @@ def _of_port(run: Explained, peer: Peer) -> Fault | None:
     elif peer.state == "refused" and not peer.lost:
         cause = PEER_DOWN
         title = f"No TensorFlow server listens for task:{peer.task} on {peer.node}"
+        remedy = f"on {peer.node}: {_RESTART}"
         if active not in {"", "active"}:
             lines.append(f"tf-join-server on {peer.node} was {active} at the start")
-        remedy = f"on {peer.node}: {_RESTART}"
+        elif (alive := _answered_itself(run, peer.node)) is not None:
+            cause, title = PORT_FILTERED, _refuses(peer.task, peer.node)
+            lines.append(alive)
+            remedy = _let_pass(peer.address)
     elif peer.state == "timed out" and peer.detail.startswith("connected"):
         cause = PEER_FROZEN
         title = f"The server of task:{peer.task} on {peer.node} takes connections but does not move"
@@ -153,18 +159,75 @@ def _of_port(run: Explained, peer: Peer) -> Fault | None:
     elif peer.state == "timed out":
         cause = PORT_FILTERED
         title = f"Packets to task:{peer.task}'s port on {peer.node} are dropped"
-        if active == "active":
+        if active != "active":
+            confidence = "medium"
+        elif any(_REFUSED in line for line in failed_checks(run, peer.node, "port")):
+            title = _refuses(peer.task, peer.node)
+            lines.append(f"tf-join-server on {peer.node} was active")
+        else:
             lines.append(
                 f"tf-join-server on {peer.node} was active: nobody refused, nobody answered"
             )
-        else:
-            confidence = "medium"
-        port = peer.address.rpartition(":")[2]
-        remedy = f"labctl provision; a firewall must let port {port} pass between the nodes"
+        remedy = _let_pass(peer.address)
     else:
         return None
     lines.extend(failed_checks(run, peer.node, "port", "unit", "firewall"))
     return Fault(cause, peer.node, title, tuple(lines), confidence, remedy)
+
+
+def _refuses(task: int, node: str) -> str:
+    return f"A firewall refuses packets to task:{task}'s port on {node}"
+
+
+def _let_pass(address: str) -> str:
+    port = address.rpartition(":")[2]
+    return f"labctl provision; a firewall must let port {port} pass between the nodes"
+
+
+def _answered_itself(run: Explained, node: str) -> str | None:
+    """Return what says that a server answered on its own node all the while, None if nothing does."""
+    before = next((s for s in run.data.record.servers_before if s.node == node), None)
+    after = next((s for s in run.data.record.servers_after if s.node == node), before)
+    if before is None or after is None or before.startup_s is None:
+        return None
+    same = before.invocation_id == after.invocation_id
+    if not same or {before.active, after.active} != {"active"}:
+        return None
+    return (
+        f"tf-join-server on {node} was active, and its port answered on {node} itself "
+        f"{before.startup_s:.1f} s after its start"
+    )
+
+
+def _checked_ports(run: Explained) -> list[Fault]:
+    """Return the ports that another task could not reach, where the client asked none or was answered."""
+    stood_still = stall(run) is not None or error_kind(run) in _SPEC_ERRORS
+    stepped = any(event.kind == wire.STEP for event in run.data.events)
+    if ended_well(run) or stepped or not stood_still or not workers(run):
+        return []
+    found = (_of_check(run, node) for node in run.data.record.nodes)
+    return [fault for fault in found if fault is not None]
+
+
+def _of_check(run: Explained, node: NodeFacts) -> Fault | None:
+    lines = failed_checks(run, node.name, "port")
+    told = " ".join(lines)
+    confidence: Confidence = "high"
+    alive = _answered_itself(run, node.name)
+    if _REFUSED in told and node.task != 0 and alive is None:
+        cause, remedy = PEER_DOWN, f"on {node.name}: {_RESTART}"
+        title = f"No TensorFlow server listens for task:{node.task} on {node.name}"
+        confidence = "medium"  # it may have come up since
+    elif _REFUSED in told:
+        cause, remedy = PORT_FILTERED, _let_pass(node.tf_address)
+        title = _refuses(node.task, node.name)
+    elif "unreachable from" in told or ("timed out from" in told and "(connected" not in told):
+        cause, remedy = PORT_FILTERED, _let_pass(node.tf_address)
+        title = f"Packets to task:{node.task}'s port on {node.name} are dropped"
+    else:
+        return None
+    lines.extend([*([] if alive is None else [alive]), *still_waiting(run)])
+    return Fault(cause, node.name, title, tuple(lines), confidence, remedy)
 
 
 def _frozen_processes(run: Explained) -> list[Fault]:
