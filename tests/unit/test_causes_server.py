@@ -74,7 +74,7 @@ FAULTS = {
             after=(AGAIN,),
             server_log=("tf-join-server.service: Main process exited, code=killed, status=9/KILL",),
         ),
-        "server-killed",
+        "server-restarted",
     ),
     "gone": (died(after=(replace(SERVER, active="failed"),)), "server-killed"),
     "gone, seen by the port alone": (
@@ -247,3 +247,10 @@ def test_two_faults_of_two_nodes_are_told_apart() -> None:
     assert found(of) == ["server-restarted", "server-killed"]
     assert "tf2" in said["server-restarted"].title
     assert "tf1" in said["server-killed"].title
+
+
+def test_a_killed_server_that_systemd_started_anew_is_one_story_with_the_failure() -> None:
+    said = verdicts(FAULTS["killed and started again"][0])["server-restarted"]
+    assert said.evidence[0] == "its process was killed (signal KILL); systemd started it anew"
+    assert "last words" in said.remedy
+    assert "last words" not in verdicts(RESTARTED)["server-restarted"].remedy

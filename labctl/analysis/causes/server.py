@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -56,12 +57,14 @@ class Departure:
         change: What happened.
         evidence: One line each.
         confidence: How sure.
+        remedy: What helps instead of its cause's usual remedy, "" for that.
     """
 
     node: str
     change: Change
     evidence: tuple[str, ...]
     confidence: Confidence
+    remedy: str = ""
 
 
 def departures(run: Explained) -> tuple[Departure, ...]:
@@ -97,8 +100,11 @@ def _departure(run: Explained, node: str) -> Departure | None:
     memory = [line for line in log_lines(run, *_OOM_WORDS) if line.node == node]
     if change != "rebooted" and memory:
         return Departure(node, "out of memory", (quoted(memory[0]), *lines), "high")
-    if change == "restarted" and any(has_words(line.text, *_KILLED_WORDS) for line in manager):
-        change = "killed"
+    remedy = ""
+    ends = [line.text for line in manager if has_words(line.text, *_KILLED_WORDS)]
+    if change == "restarted" and ends:
+        lines.insert(0, f"its process was killed{_signal(ends[0])}; systemd started it anew")
+        remedy = f"run it again; labctl logs last --node {node} has the last words of the old one"
     lines.extend(quoted(line) for line in manager[:2])
     lines.extend(peer.said for peer in peers(run) if peer.node == node and peer.lost)
     if error_text(run) and not ended_well(run):
@@ -106,7 +112,13 @@ def _departure(run: Explained, node: str) -> Departure | None:
     if ended_well(run):
         lines.append("the run ended all the same")
         confidence = "low"
-    return Departure(node, change, tuple(lines), confidence)
+    return Departure(node, change, tuple(lines), confidence, remedy)
+
+
+def _signal(text: str) -> str:
+    """Return the signal that systemd's line on a process's end names, for people; "" if it names none."""
+    found = re.search(r"status=\d+/([A-Z]+)", text)
+    return "" if found is None else f" (signal {found[1]})"
 
 
 def _state(states: Sequence[ServerState], node: str) -> ServerState | None:
@@ -190,7 +202,7 @@ def _rule_of(cause: Cause, change: Change, remedy: str) -> Rule:
         return cause.found(
             None if hung is None else hung.seconds,
             [*lines, *([] if hung is None else [hung.text])],
-            remedy=remedy.format(node=mine[0].node),
+            remedy=mine[0].remedy or remedy.format(node=mine[0].node),
             confidence=mine[0].confidence,
             title=_TITLES[change].format(node=mine[0].node),
         )
