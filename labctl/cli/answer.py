@@ -38,13 +38,19 @@ def answer(
     from labctl.drive.answer import find_round, read_answer, run_round
     from labctl.errors import RemoteCommandError, UsageError
     from labctl.lab.home import Home
-    from labctl.runs.atomic import write_text
+    from labctl.runs.atomic import check_output, write_text
     from labctl.runs.store import RunStore
     from labctl.views.answer import answer_lines, answer_markdown, answer_object
     from labctl.views.progress import make_progress
 
-    if write is not None and not write.absolute().parent.is_dir():
-        raise UsageError(f"--write {write}", expected="a file in a directory that exists")
+    if write is not None:
+        check_output(write)
+        if not write.absolute().parent.is_dir():
+            raise UsageError(
+                f"--write {write}: there is no directory {write.absolute().parent}",
+                expected="a file in a directory that exists",
+                do="make it, or name another file",
+            )
     if quick and from_round is not None:
         raise UsageError("--quick is given with --from, which runs nothing")
     home = Home.find()
@@ -59,6 +65,7 @@ def answer(
     tag, runs = find_round(RunStore(home.local_dir(name)), tag)
     found = read_answer(tag, runs)
     if write is not None:
+        check_output(write)
         try:
             write_text(write, answer_markdown(found))
         except OSError as error:

@@ -18,7 +18,8 @@ def report(
     run: Annotated[
         str,
         typer.Argument(
-            metavar="[RUN]", help="Run id, unique prefix, `last`, or a record's directory."
+            metavar="[RUN]",
+            help="Run id, unique prefix, `last`, or a path with a slash: a record's directory.",
         ),
     ] = "last",
     output: Annotated[
@@ -38,16 +39,18 @@ def report(
     from labctl.cli.why import find_record
     from labctl.console import out, out_json, say
     from labctl.drive.prove import read_proofs, with_proofs
+    from labctl.runs.atomic import check_output
     from labctl.views.report.page import render
 
     entry = find_record(lab, run)
+    file = (output or _default_file(entry, lab)).absolute()
+    check_output(file)
     explained = explained_of(entry)
     proofs, problem = read_proofs(entry.path.parent.parent, entry.run_id)
     if problem:
         say(problem)
     verdicts = with_proofs(judge_all(explained), proofs)
     page = render(explained, verdicts, entry.state).encode()
-    file = (output or _default_file(entry, lab)).absolute()
     _write(file, page)
     if json:
         out_json({"run_id": entry.run_id, "file": str(file), "size_bytes": len(page)})
@@ -60,13 +63,12 @@ def report(
 
 def _default_file(entry: Entry, lab: str | None) -> Path:
     """Return the file beside the run's store; for a record that lies elsewhere, in the named lab."""
-    from labctl.lab.home import Home
+    from labctl.cli.runs import store_of
 
     name = f"{entry.run_id}.html"
     if entry.path.parent.name == "runs":
         return entry.path.parent.parent / "reports" / name
-    home = Home.find()
-    return home.local_dir(home.choose(lab)) / "reports" / name
+    return store_of(lab).root.parent / "reports" / name
 
 
 def _write(file: Path, page: bytes) -> None:
@@ -78,13 +80,15 @@ def _write(file: Path, page: bytes) -> None:
     from labctl.errors import UsageError
     from labctl.runs import atomic
 
-    if file.is_dir() or (file.parent.exists() and not file.parent.is_dir()):
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
         raise UsageError(
-            f"--output {file} is no file that can be written",
+            f"cannot write {file}: {file.parent} is no directory",
             expected="a file's name in a directory",
             do="name another file",
-        )
-    file.parent.mkdir(parents=True, exist_ok=True)
+        ) from error
+    atomic.check_output(file)
     atomic.write_bytes(file, page)
 
 

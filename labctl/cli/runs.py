@@ -35,7 +35,7 @@ def list_runs(
     from labctl.views.run_object import run_head
     from labctl.views.terminal import runs_table
 
-    store = _store(lab)
+    store = store_of(lab)
     entries = store.entries()
     if json:
         out_json([run_head(entry) for entry in entries])
@@ -57,7 +57,7 @@ def show(
     """Show a run: its result, where its time went, its steps."""
     from labctl.cli.show import print_run
 
-    print_run(_store(lab), run, json=json, head=True)
+    print_run(store_of(lab), run, json=json, head=True)
     return 0
 
 
@@ -101,7 +101,7 @@ def compare(
             do="labctl runs compare A... -- B...",
         )
     middle = runs.index(_BETWEEN)
-    found = compare_runs(_store(lab), runs[:middle], runs[middle + 1 :])
+    found = compare_runs(store_of(lab), runs[:middle], runs[middle + 1 :])
     if json:
         out_json(compare_object(found))
     elif force or not found.refused:
@@ -123,7 +123,7 @@ def export_run(
     from labctl.console import out, out_json
     from labctl.runs.export import export
 
-    entry = _store(lab).entry(run)
+    entry = store_of(lab).entry(run)
     size = export(entry.path, file)
     if json:
         out_json({"run_id": entry.run_id, "file": str(file.absolute()), "size_bytes": size})
@@ -153,7 +153,7 @@ def remove(
     from labctl.drive.prove import forget_proofs
     from labctl.errors import UsageError
 
-    store = _store(lab)
+    store = store_of(lab)
     entries = {entry.run_id: entry for entry in (store.entry(each) for each in run)}
     if not yes:
         if not sys.stdin.isatty():
@@ -177,9 +177,24 @@ def remove(
     return 0
 
 
-def _store(lab: str | None) -> RunStore:
+def store_of(lab: str | None) -> RunStore:
+    """Return the store of a lab, which may hold no run yet.
+
+    Raises:
+        ConfigError: There is no such lab, or none is meant.
+    """
+    from labctl.errors import ConfigError
     from labctl.lab.home import Home
+    from labctl.lab.model import LOOPBACK
     from labctl.runs.store import RunStore
 
     home = Home.find()
-    return RunStore(home.local_dir(home.choose(lab)))
+    name = home.choose(lab)
+    folder = home.local_dir(name)
+    if name != LOOPBACK and not folder.is_dir() and not home.inventory(name).is_dir():
+        raise ConfigError(
+            f"no lab {name!r}: neither {home.inventory(name)} nor {folder} exists",
+            expected=f"one of {', '.join(sorted({*home.labs(), *home.local_names()})) or '(none yet)'}",
+            do=f"labctl up --lab {name} makes it; --lab NAME chooses another",
+        )
+    return RunStore(folder)

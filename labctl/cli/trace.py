@@ -15,7 +15,8 @@ def trace(
     run: Annotated[
         str,
         typer.Argument(
-            metavar="[RUN]", help="Run id, unique prefix, `last`, or a record's directory."
+            metavar="[RUN]",
+            help="Run id, unique prefix, `last`, or a path with a slash: a record's directory.",
         ),
     ] = "last",
     output: Annotated[
@@ -32,11 +33,13 @@ def trace(
     from labctl.cli.explaining import explained_of
     from labctl.cli.why import find_record
     from labctl.console import out, out_json, say
+    from labctl.runs.atomic import check_output
     from labctl.views.trace_export import write_trace
 
     entry = find_record(lab, run)
-    explained = explained_of(entry)
     file = (output or Path(f"{entry.run_id}.trace.json")).absolute()
+    check_output(file)
+    explained = explained_of(entry)
     size, events = write_trace(explained, file)
     if json:
         out_json({"run_id": entry.run_id, "file": str(file), "size_bytes": size, "events": events})

@@ -20,7 +20,8 @@ def why(
     run: Annotated[
         str,
         typer.Argument(
-            metavar="[RUN]", help="Run id, unique prefix, `last`, or a record's directory."
+            metavar="[RUN]",
+            help="Run id, unique prefix, `last`, or a path with a slash: a record's directory.",
         ),
     ] = "last",
     prove: Annotated[
@@ -104,20 +105,45 @@ def find_record(lab: str | None, run: str) -> Entry:
 
     Args:
         lab: The lab, None for the active one; a path needs none.
-        run: Id, unique prefix, `last`, or a path: a text with a slash, or a directory that holds a record.
+        run: Id, unique prefix, `last`, or a path: a text with a slash, `.` or `..`.
 
     Raises:
+        ConfigError: There is no such lab.
         RecordError: There is no such run, or it cannot be read.
+    """
+    from labctl.cli.runs import store_of
+
+    is_path = "/" in run or run in {".", ".."}
+    return _record_at(run) if is_path else store_of(lab).find(run)
+
+
+def _record_at(place: str) -> Entry:
+    """Return the record in a directory.
+
+    Raises:
+        RecordError: There is none, or it cannot be read.
     """
     from pathlib import Path
 
-    from labctl.lab.home import Home
+    from labctl.errors import RecordError
     from labctl.runs.record import RUN_FILE, read_record
-    from labctl.runs.store import Entry, RunStore
+    from labctl.runs.store import Entry
 
-    path = Path(run)
-    if "/" in run or (path / RUN_FILE).is_file():
-        path = path.resolve()
-        return Entry(path.name, path, read_record(path))
-    home = Home.find()
-    return RunStore(home.local_dir(home.choose(lab))).find(run)
+    try:
+        path = Path(place).resolve(strict=True)
+        names = {each.name for each in path.iterdir()}
+    except (OSError, RuntimeError) as error:  # a ring of links is a RuntimeError
+        why = error.strerror if isinstance(error, OSError) else "a ring of symbolic links"
+        raise RecordError(
+            f"{place} cannot be read: {why}",
+            expected=f"a record's directory, which holds {RUN_FILE}",
+            do="check the path; of an exported run, unpack the file first: tar xzf FILE",
+        ) from error
+    if RUN_FILE not in names:
+        raise RecordError(
+            f"{place} holds no {RUN_FILE}",
+            expected="a record's directory",
+            do="name the directory whose name is the run's id",
+        )
+    record = read_record(path, do="copy it once more from where it was made")
+    return Entry(path.name, path, record)

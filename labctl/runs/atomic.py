@@ -3,7 +3,43 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
+
+from labctl.errors import UsageError
+
+_KINDS = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def check_output(path: Path) -> None:
+    """See that a file may be put where the user asked for one: a rename would replace whatever is there.
+
+    Raises:
+        UsageError: What is there is no regular file, or there can be none.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path}: {error.strerror}",
+            expected="a file's name in a directory that can be written",
+            do="name another file",
+        ) from error
+    if not stat.S_ISREG(mode):
+        raise UsageError(
+            f"{path} is {_KINDS.get(stat.S_IFMT(mode), 'no regular file')}",
+            expected="a new file, or a regular one to replace",
+            do="name another file",
+        )
 
 
 def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:

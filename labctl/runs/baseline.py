@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from labctl.runs import bounds
+
 
 @dataclass(frozen=True, slots=True)
 class LinkBaseline:
@@ -23,12 +25,12 @@ class LinkBaseline:
         tool: Program and version that measured.
     """
 
-    source: str
-    target: str
-    bits_per_s: float
-    rtt_s: float | None
-    retransmits: int | None
-    at_unix_s: float
+    source: bounds.Name
+    target: bounds.Name
+    bits_per_s: bounds.BitsPerS
+    rtt_s: bounds.RoundTrip | None
+    retransmits: bounds.Count | None
+    at_unix_s: bounds.Unix
     tool: str
 
 
@@ -45,12 +47,12 @@ class ComputeBaseline:
         at_unix_s: When, Unix time on labctl's clock.
     """
 
-    node: str
-    size: int
-    gflops: float
-    threads: int
+    node: bounds.Name
+    size: bounds.Size
+    gflops: bounds.Gflops
+    threads: bounds.Threads
     library: str
-    at_unix_s: float
+    at_unix_s: bounds.Unix
 
 
 @dataclass(frozen=True, slots=True)

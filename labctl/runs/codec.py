@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _Decoder = Callable[[Any], Any]
+_MOST_INT = 2**63
 
 
 class _WrongError(Exception):
@@ -52,12 +53,13 @@ def decode(cls: type[T], data: Any, where: str = "") -> T:
     """Return an instance of a dataclass.
 
     Args:
-        cls: The dataclass; its fields are scalars, tuples, `dict[str, ...]`, unions and dataclasses.
+        cls: The dataclass; its fields are scalars, tuples, `dict[str, ...]`, unions and dataclasses, or one of
+            these annotated with checks of `labctl.runs.bounds`.
         data: What `json.loads` gave.
         where: Name of the place, for messages.
 
     Raises:
-        ValueError: A value is missing or of the wrong type; the message names its place.
+        ValueError: A value is missing, of the wrong type or out of bounds; the message names its place.
     """
     try:
         instance: T = _decoder(typing.cast("typing.Hashable", cls))(data)
@@ -73,6 +75,8 @@ def _decoder(hint: Any) -> _Decoder:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in {types.UnionType, typing.Union}:
         return _union(args)
+    if origin is typing.Annotated:
+        return _checked(_decoder(args[0]), args[1:])
     if origin is typing.Literal:
         return _literal(args)
     if origin is tuple:
@@ -81,11 +85,11 @@ def _decoder(hint: Any) -> _Decoder:
         return _dict(_decoder(args[1]))
     if dataclasses.is_dataclass(hint):
         return _dataclass(typing.cast("type[Any]", hint))
-    return {float: _float, int: _int}.get(hint) or _plain(hint)
+    return {float: _float, int: _int, str: _str}.get(hint) or _plain(hint)
 
 
 def _dataclass(cls: type[Any]) -> _Decoder:
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     fields = [
         (
             field.name,
@@ -130,6 +134,19 @@ def _union(args: tuple[Any, ...]) -> _Decoder:
     return decoded
 
 
+def _checked(inner: _Decoder, checks: tuple[Any, ...]) -> _Decoder:
+    """Return a decoder that also asks each check of `labctl.runs.bounds`."""
+
+    def decoded(data: Any) -> Any:
+        value = inner(data)
+        for check in checks:
+            if not check.holds(value):
+                raise _wrong(data, check.expected)
+        return value
+
+    return decoded
+
+
 def _literal(choices: tuple[Any, ...]) -> _Decoder:
     expected = f"one of {', '.join(map(str, choices))}"
 
@@ -163,7 +180,7 @@ def _dict(inner: _Decoder) -> _Decoder:
         values = {}
         for key, each in data.items():
             try:
-                values[str(key)] = inner(each)
+                values[_str(key)] = inner(each)
             except _WrongError as error:
                 raise error.inside(f".{key}") from None
         return values
@@ -181,6 +198,18 @@ def _float(data: Any) -> float:
 def _int(data: Any) -> int:
     if not isinstance(data, int) or isinstance(data, bool):
         raise _wrong(data, "an integer")
+    if abs(data) >= _MOST_INT:
+        raise _wrong(data, "an integer of 63 bits")
+    return data
+
+
+def _str(data: Any) -> str:
+    if not isinstance(data, str):
+        raise _wrong(data, "str")
+    try:
+        data.encode()
+    except UnicodeEncodeError:
+        raise _wrong(data, "text without half characters") from None
     return data
 
 

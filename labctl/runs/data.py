@@ -12,6 +12,7 @@ from typing import Any
 
 from labctl.node import wire
 from labctl.runs.events import Event, parse_line, read_file
+from labctl.runs.plain import MIB, open_plain
 from labctl.runs.record import (
     EVENTS_FILE,
     JOIN_PREFIX,
@@ -29,7 +30,7 @@ _LOCAL = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWEF] ")
 _TRACE = re.compile(r"step_stats(?:\.(\d{1,9}))?\.pb\Z")
 _LINE_BYTES = 64 * 1024
 _HALF_LOG = 20_000  # lines kept of each end of a log
-_MOST_TRACE_BYTES = 512 * 1024 * 1024
+_MOST_TRACE_BYTES = 512 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ class _Reader:
 
     def events(self, name: str, *, required: bool) -> tuple[Event, ...]:
         try:
-            found = read_file(self.path / name)
+            found = read_file(self.path, name)
         except OSError as error:
             self._problem(name, f"cannot be read: {error.strerror or error}")
             return ()
@@ -165,6 +166,9 @@ class _Reader:
     def traces(self) -> tuple[TraceFile, ...]:
         found = []
         try:
+            if (self.path / TRACE_DIR).is_symlink():
+                self._problem(TRACE_DIR, "is left out: a symbolic link is not followed")
+                return ()
             names = sorted(each.name for each in (self.path / TRACE_DIR).iterdir())
         except FileNotFoundError:
             return ()
@@ -175,14 +179,12 @@ class _Reader:
             match = _TRACE.match(name)
             if match is None:
                 continue
-            file = self.path / TRACE_DIR / name
+            place = f"{TRACE_DIR}/{name}"
             try:
-                if file.stat().st_size > _MOST_TRACE_BYTES:
-                    self._problem(f"{TRACE_DIR}/{name}", "is left out: over 512 MiB")
-                    continue
-                data = file.read_bytes()
+                with open_plain(self.path, place, most_bytes=_MOST_TRACE_BYTES) as file:
+                    data = file.read()
             except OSError as error:
-                self._problem(f"{TRACE_DIR}/{name}", f"cannot be read: {error.strerror or error}")
+                self._problem(place, f"cannot be read: {error.strerror or error}")
                 continue
             found.append(TraceFile(None if match[1] is None else int(match[1]), data))
         return tuple(sorted(found, key=lambda each: -1 if each.index is None else each.index))
@@ -216,7 +218,7 @@ class _Reader:
         tail: deque[bytes] = deque(maxlen=_HALF_LOG)
         count = 0
         try:
-            with (self.path / name).open("rb") as file:
+            with open_plain(self.path, name) as file:
                 while line := file.readline(_LINE_BYTES):
                     count += 1
                     if count <= _HALF_LOG:

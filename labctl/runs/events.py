@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from labctl.runs.plain import MIB, open_plain
 from labctl.runs.record import EVENTS_FILE
 
 _COMMON = frozenset({"event", "t", "mono", "source", "task"})
 _MOST_NS = 2**63
+_MOST_NUMBER = 1e100  # squares, cubes and products with units stay finite
+_MOST_BYTES = 512 * MIB
+_LINE_BYTES = 4 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +49,16 @@ class Event:
         return value if isinstance(value, str) else ""
 
     def number(self, key: str) -> float | None:
-        """Return a finite number, None if it is missing or none."""
+        """Return a number that can be reckoned with, None if it is missing, none or absurd."""
         value = self.data.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float):
             return None
-        return value if abs(value) <= sys.float_info.max else None
+        return value if abs(value) <= _MOST_NUMBER else None
 
     def whole(self, key: str) -> int | None:
-        """Return a whole number, None if it is missing or none."""
+        """Return a whole number of less than 64 bits, None if it is missing, none or larger."""
         value = self.data.get(key)
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
+        return value if _is_whole(value) and abs(value) < _MOST_NS else None
 
     def flag(self, key: str) -> bool | None:
         """Return a truth value, None if it is missing or none."""
@@ -97,7 +100,7 @@ def parse(lines: Iterable[bytes]) -> Iterator[Event]:
 
 def read_events(folder: Path) -> list[Event]:
     """Return the events of a record, [] if it has none."""
-    return list(read_file(folder / EVENTS_FILE).events)
+    return list(read_file(folder, EVENTS_FILE).events)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +118,17 @@ class EventFile:
     truncated: bool = False
 
 
-def read_file(path: Path) -> EventFile:
-    """Return the events of a file; a file that is not there has none.
+def read_file(folder: Path, name: str) -> EventFile:
+    """Return the events of a file below a directory; a file that is not there has none.
 
     Raises:
-        OSError: It is there and cannot be read.
+        OSError: It is there and cannot be read, or is no plain file.
     """
     events: list[Event] = []
     damaged, truncated = 0, False
     try:
-        with path.open("rb") as file:
-            for line in file:
+        with open_plain(folder, name, most_bytes=_MOST_BYTES) as file:
+            while line := file.readline(_LINE_BYTES):
                 event = parse_line(line)
                 if event is not None:
                     events.append(event)

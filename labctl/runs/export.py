@@ -8,6 +8,7 @@ import tarfile
 from pathlib import Path
 
 from labctl.errors import UsageError
+from labctl.runs.atomic import check_output
 
 
 def export(folder: Path, target: Path) -> int:
@@ -24,6 +25,7 @@ def export(folder: Path, target: Path) -> int:
             expected="a name that ends in .tar.gz",
             do=f"{target}.tar.gz",
         )
+    check_output(target)
     fresh = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         with fresh.open("xb") as raw:

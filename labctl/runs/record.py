@@ -9,14 +9,17 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from labctl.errors import RecordError, RecordTooNewError
-from labctl.runs import atomic
+from labctl.runs import atomic, bounds
 from labctl.runs.baseline import Baseline
 from labctl.runs.codec import decode, encode
+from labctl.runs.plain import MIB, open_plain
 
 FORMAT = 1
+REMOVE = "labctl runs rm RUN removes it; labctl runs list shows the others"
+_MOST_BYTES = 64 * MIB
 
 RUN_FILE = "run.json"
 EVENTS_FILE = "events.jsonl"
@@ -72,22 +75,22 @@ class Parameters:
     experiment: Literal["matpow", "script"]
     trace: bool
     fresh: bool
-    timeout_s: float
+    timeout_s: bounds.Seconds
     device: str | None = None
-    size: int | None = None
-    power: int | None = None
+    size: bounds.Size | None = None
+    power: bounds.Power | None = None
     algorithm: str | None = None
     feed: str | None = None
     placement: str | None = None
     api: str | None = None
-    inter_op: int | None = None
-    repeat: int | None = None
+    inter_op: bounds.Threads | None = None
+    repeat: bounds.Repeat | None = None
     seed: int | None = None
     script: str | None = None
     args: tuple[str, ...] = ()
     companions: tuple[str, ...] = ()
     fetch: str | None = None
-    sum_task: int | None = None
+    sum_task: bounds.Task | None = None
     soft_placement: bool | None = None
     environment: tuple[str, ...] = ()
     skip_checks: bool = False
@@ -104,8 +107,8 @@ class Owner:
         boot_id: That machine's boot.
     """
 
-    pid: int
-    started: int
+    pid: bounds.Count
+    started: bounds.Count
     host: str
     boot_id: str
 
@@ -120,8 +123,8 @@ class Origin:
         boot_id: The boot.
     """
 
-    unix_s: float
-    mono_s: float
+    unix_s: bounds.Unix
+    mono_s: bounds.Monotonic
     boot_id: str
 
 
@@ -138,9 +141,9 @@ class Span:
     """
 
     phase: str
-    node: str
-    start_s: float
-    duration_s: float
+    node: bounds.Name
+    start_s: bounds.Start
+    duration_s: bounds.Seconds
     source: str
 
 
@@ -161,15 +164,15 @@ class NodeFacts:
         proxies: Names of proxy variables that its units or logins get.
     """
 
-    name: str
-    task: int
+    name: bounds.Name
+    task: bounds.Task
     tf_address: str
     versions: dict[str, str] = field(default_factory=dict)
-    cpus: int | None = None
+    cpus: bounds.Cpus | None = None
     cpu_model: str = ""
     boot_id: str = ""
-    cpu_limit: float | None = None
-    load_1min: float | None = None
+    cpu_limit: bounds.Load | None = None
+    load_1min: bounds.Load | None = None
     proxies: tuple[str, ...] = ()
 
 
@@ -184,10 +187,10 @@ class ClockSample:
         error_s: Half the round trip: the offset is within offset_s +- error_s.
     """
 
-    node: str
-    at_s: float
-    offset_s: float
-    error_s: float
+    node: bounds.Name
+    at_s: bounds.Place
+    offset_s: bounds.Offset
+    error_s: bounds.Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,18 +213,18 @@ class ServerState:
         wait_s: Time that its threads were ready to run and had no CPU, seconds; None if unknown.
     """
 
-    node: str
+    node: bounds.Name
     active: str
     invocation_id: str
-    started_at_s: float | None
+    started_at_s: bounds.Unix | None
     boot_id: str
-    startup_s: float | None = None
+    startup_s: bounds.Offset | None = None
     phases: tuple[Span, ...] = ()
     spec_sha256: str | None = None
-    inter_op: int | None = None
+    inter_op: bounds.Threads | None = None
     process_state: str = ""
-    cpu_s: float | None = None
-    wait_s: float | None = None
+    cpu_s: bounds.CpuSeconds | None = None
+    wait_s: bounds.CpuSeconds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,8 +261,8 @@ class LabPhase:
     phase: str
     node: str
     command: str
-    started_unix_s: float
-    duration_s: float
+    started_unix_s: bounds.Unix
+    duration_s: bounds.Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +278,7 @@ class StoredFile:
 
     path: str
     node: str
-    size: int
+    size: bounds.Count
     sha256: str
 
 
@@ -291,11 +294,11 @@ class RemoteRun:
         started_at_s: Unix time of the unit's start on the node's clock, None if unknown.
     """
 
-    node: str
+    node: bounds.Name
     directory: str
     unit: str
     boot_id: str = ""
-    started_at_s: float | None = None
+    started_at_s: bounds.Unix | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +315,7 @@ class UnitEnded:
     result: str
     exit_code: str
     exit_status: str
-    ended_at_s: float
+    ended_at_s: bounds.Unix
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,21 +368,21 @@ class RunRecord:
         format: Version of this structure.
     """
 
-    run_id: str
+    run_id: bounds.Name
     lab: str
     provider: str
     outcome: Outcome
     parameters: Parameters
-    tasks: int
+    tasks: bounds.Tasks
     origin: Origin
     remote: RemoteRun
-    nodes: tuple[NodeFacts, ...]
+    nodes: Annotated[tuple[NodeFacts, ...], bounds.Entries(1_000)]
     labctl_version: str
     payload_sha256: str
     spec_sha256: str
     tags: dict[str, str] = field(default_factory=dict)
     owner: Owner | None = None
-    checks: dict[str, int] = field(default_factory=dict)
+    checks: dict[str, bounds.Count] = field(default_factory=dict)
     spans: tuple[Span, ...] = ()
     clock: tuple[ClockSample, ...] = ()
     servers_before: tuple[ServerState, ...] = ()
@@ -388,7 +391,7 @@ class RunRecord:
     failure: Failure | None = None
     warnings: tuple[str, ...] = ()
     files: tuple[StoredFile, ...] = ()
-    wall_s: float | None = None
+    wall_s: bounds.Seconds | None = None
     failed_checks: tuple[FailedCheck, ...] = ()
     baseline: Baseline | None = None
     lab_phases: tuple[LabPhase, ...] = ()
@@ -419,23 +422,24 @@ def to_text(record: RunRecord) -> str:
     return json.dumps(encode(record), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def from_text(text: str, where: str) -> RunRecord:
+def from_text(text: str, where: str, *, do: str = REMOVE) -> RunRecord:
     """Return the record of a `run.json`'s text.
 
     Args:
         text: Its content.
         where: Its path, for messages.
+        do: What helps where it is damaged.
 
     Raises:
-        RecordError: It is damaged, or of a format that this labctl does not know.
+        RecordError: It is damaged, holds what cannot be, or is of a format that this labctl does not know.
     """
     try:
         data: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise damaged(where, f"not JSON: {error}") from error
+        raise damaged(where, f"not JSON: {error}", do=do) from error
     version = data.get("format") if isinstance(data, dict) else None
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise damaged(where, "no integer `format`")
+        raise damaged(where, "no integer `format`", do=do)
     if version > FORMAT:
         raise RecordTooNewError(
             f"{where} has format {version}",
@@ -445,16 +449,12 @@ def from_text(text: str, where: str) -> RunRecord:
     try:
         return decode(RunRecord, data)
     except ValueError as error:
-        raise damaged(where, str(error)) from error
+        raise damaged(where, str(error), do=do) from error
 
 
-def damaged(where: str, why: str) -> RecordError:
+def damaged(where: str, why: str, *, do: str = REMOVE) -> RecordError:
     """Return the error for a record that cannot be read."""
-    return RecordError(
-        f"{where} is damaged: {why}",
-        expected="a record as labctl wrote it",
-        do="labctl runs rm RUN removes it; labctl runs list shows the others",
-    )
+    return RecordError(f"{where} is damaged: {why}", expected="a record as labctl wrote it", do=do)
 
 
 def write_record(folder: Path, record: RunRecord) -> None:
@@ -462,20 +462,31 @@ def write_record(folder: Path, record: RunRecord) -> None:
     atomic.write_text(folder / RUN_FILE, to_text(record))
 
 
-def read_record(folder: Path) -> RunRecord:
+def read_record(folder: Path, *, do: str = REMOVE) -> RunRecord:
     """Read `run.json`.
 
+    Args:
+        folder: The record's directory.
+        do: What helps where it is damaged.
+
     Raises:
-        RecordError: It is missing, damaged or too new.
+        RecordError: It is missing, no plain file, damaged or too new.
     """
     path = folder / RUN_FILE
     try:
-        text = path.read_text(encoding="utf-8")
+        with open_plain(folder, RUN_FILE, most_bytes=_MOST_BYTES) as file:
+            text = file.read().decode()
     except FileNotFoundError as error:
-        raise damaged(str(folder), f"it has no {RUN_FILE}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise damaged(str(path), str(error)) from error
-    record = from_text(text, str(path))
+        raise damaged(str(folder), f"it has no {RUN_FILE}", do=do) from error
+    except OSError as error:
+        raise damaged(str(path), error.strerror or str(error), do=do) from error
+    except UnicodeDecodeError as error:
+        raise damaged(str(path), str(error), do=do) from error
+    record = from_text(text, str(path), do=do)
     if record.run_id != folder.name:
-        raise damaged(str(path), f"it is of run {record.run_id}")
+        raise damaged(
+            str(path),
+            f"it is of run {record.run_id}",
+            do=f"rename the directory to {record.run_id}",
+        )
     return record

@@ -6,6 +6,7 @@ import heapq
 import json
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, BinaryIO
 from labctl.console import safe_text
 from labctl.node import wire
 from labctl.runs.events import Event, parse_line
+from labctl.runs.plain import open_plain
 from labctl.runs.record import (
     EVENTS_FILE,
     INDEX_FILE,
@@ -25,6 +27,9 @@ from labctl.runs.record import (
 from labctl.runs.store import Entry
 
 MAX_LINE = 64 * 1024  # a longer line is shown in pieces
+_ROW_BYTES = 4 * 1024 * 1024  # of a journal's entry
+_STAMP_DIGITS = 18  # of microseconds since 1970
+_LAST_S = 1e10  # no stream arrived later than this, Unix time
 _WAITING = 64  # lines that may wait for a stamp: bounds the memory
 _STAMPED = re.compile(rb"[IWEF]\d{4} \d\d:\d\d:(\d{10}\.\d{1,9}) ")
 EVENTS = "events"
@@ -50,8 +55,7 @@ class LogLine:
 
     def printed(self) -> str:
         """Return the line for a terminal: time (UTC), node, source, text without control characters."""
-        when = datetime.fromtimestamp(self.t_s, UTC).strftime("%H:%M:%S.%f")[:-3]
-        return f"{when} {self.node} {self.source:<11} {safe_text(self.text)}"
+        return f"{_clock_time(self.t_s)} {self.node} {self.source:<11} {safe_text(self.text)}"
 
     def to_json(self) -> str:
         """Return the line as one line of JSON."""
@@ -89,8 +93,9 @@ def event_text(event: Event) -> bytes:
     """Return an event as one line: its kind and what it holds."""
     parts = [event.kind]
     for key, value in event.data.items():
-        if key == "duration_ns" and isinstance(value, int):
-            parts.append(f"duration={value / 1e6:.3f} ms")
+        duration_ns = event.number(key) if key == "duration_ns" else None
+        if duration_ns is not None:
+            parts.append(f"duration={duration_ns / 1e6:.3f} ms")
         elif value is not None:
             parts.append(f"{key}={value}")
     return " ".join(parts).encode("utf-8", "backslashreplace")
@@ -100,19 +105,47 @@ def _sources(
     folder: Path, record: RunRecord, nodes: tuple[str, ...]
 ) -> Iterator[Iterator[LogLine]]:
     client = record.remote.node
+    zero_s = record.origin.unix_s
     if not nodes or client in nodes:
-        yield _events(folder / EVENTS_FILE, client, EVENTS, record.offset_s(client))
+        lines = _events(folder, EVENTS_FILE, client, EVENTS, record.offset_s(client))
+        yield _readable(lines, LogLine(zero_s, client, EVENTS, EVENTS_FILE.encode()))
     for node in record.nodes:
         if nodes and node.name not in nodes:
             continue
-        logs, offset_s = folder / LOGS_DIR / node.name, record.offset_s(node.name)
-        for name in STREAMS:
-            yield _stream(logs / name, node.name, name, record)
-        yield _journal(logs / JOURNAL_FILE, node.name, offset_s)
-        yield _events(logs / f"{JOIN_PREFIX}{STREAMS[0]}", node.name, JOIN_SERVER, offset_s)
-        yield _plain(
-            logs / f"{JOIN_PREFIX}{STREAMS[1]}", node.name, _server_start(record, node.name)
-        )
+        logs, offset_s = f"{LOGS_DIR}/{node.name}", record.offset_s(node.name)
+        said, wrote = (f"{logs}/{JOIN_PREFIX}{name}" for name in STREAMS)
+        start_s = _server_start(record, node.name)
+        sources = [
+            *(
+                (f"{logs}/{name}", name, _stream(folder, logs, node.name, name, record))
+                for name in STREAMS
+            ),
+            (
+                f"{logs}/{JOURNAL_FILE}",
+                JOIN_SERVER,
+                _journal(folder, f"{logs}/{JOURNAL_FILE}", node.name, offset_s),
+            ),
+            (said, JOIN_SERVER, _events(folder, said, node.name, JOIN_SERVER, offset_s)),
+            (wrote, JOIN_SERVER, _plain(folder, wrote, node.name, start_s)),
+        ]
+        for place, source, lines in sources:
+            yield _readable(lines, LogLine(zero_s, node.name, source, place.encode()))
+
+
+def _readable(lines: Iterator[LogLine], place: LogLine) -> Iterator[LogLine]:
+    """Yield the lines of a file; of one that cannot be read, a line that says so; of a missing one, none.
+
+    Args:
+        lines: Those of the file, which is opened with the first.
+        place: A line at the run's start that holds the file's path.
+    """
+    try:
+        yield from lines
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        why = f" cannot be read: {error.strerror or error}".encode()
+        yield LogLine(place.t_s, place.node, place.source, b"labctl: " + place.text + why)
 
 
 def _rising(lines: Iterable[LogLine]) -> Iterator[LogLine]:
@@ -126,22 +159,22 @@ def _rising(lines: Iterable[LogLine]) -> Iterator[LogLine]:
             yield line
 
 
-def _stream(path: Path, node: str, source: str, record: RunRecord) -> Iterator[LogLine]:
+def _stream(
+    folder: Path, logs: str, node: str, source: str, record: RunRecord
+) -> Iterator[LogLine]:
     """Yield lines of a stream without times.
 
     Each is placed at the moment its last byte had arrived, or earlier: a line that TensorFlow stamped has its
     own time, and lines before it in the same arrival are not later than it.
     """
-    if not path.exists():
-        return
     offset_s = record.offset_s(record.remote.node)
     end_s = record.origin.unix_s + (record.wall_s or 0.0)
-    index = read_index(path.with_name(INDEX_FILE), source)
+    index = read_index(folder / logs / INDEX_FILE, source)
     nothing: tuple[float, int | None] = (end_s, None)
     arrived_s, upto = next(index, nothing)
     place = 0
     waiting: list[bytes] = []
-    with path.open("rb") as file:
+    with open_plain(folder, f"{logs}/{source}") as file:
         while line := file.readline(MAX_LINE):
             place += len(line)
             if upto is not None and upto < place:
@@ -165,50 +198,43 @@ def _stamp(line: bytes) -> float | None:
 
 
 def read_index(path: Path, name: str) -> Iterator[tuple[float, int]]:
-    """Yield when a stream had arrived (Unix time on labctl's clock, seconds), and up to which byte."""
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        for line in file:
+    """Yield when a stream had arrived (Unix time on labctl's clock, seconds), and up to which byte.
+
+    A file that is missing or no plain file holds none.
+    """
+    with suppress(OSError), open_plain(path.parent, path.name) as file:
+        for line in lines_of(file):
             data = _json(line)
             t_s, offset = data.get("t"), data.get("offset")
-            if (
-                data.get("file") == name
-                and isinstance(t_s, int | float)
-                and isinstance(offset, int)
-            ):
+            if data.get("file") != name or not isinstance(offset, int):
+                continue
+            if isinstance(t_s, int | float) and 0 <= t_s <= _LAST_S:
                 yield float(t_s), offset
 
 
-def _events(path: Path, node: str, source: str, offset_s: float) -> Iterator[LogLine]:
-    if not path.exists():
-        return
+def _events(folder: Path, name: str, node: str, source: str, offset_s: float) -> Iterator[LogLine]:
     latest = 0.0
-    with path.open("rb") as file:
+    with open_plain(folder, name) as file:
         for line in lines_of(file):
             event = parse_line(line)
             latest = latest if event is None else event.t_s - offset_s
             yield LogLine(latest, node, source, line if event is None else event_text(event))
 
 
-def _journal(path: Path, node: str, offset_s: float) -> Iterator[LogLine]:
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        for row in file:
+def _journal(folder: Path, name: str, node: str, offset_s: float) -> Iterator[LogLine]:
+    with open_plain(folder, name) as file:
+        while row := file.readline(_ROW_BYTES):
             data = _json(row)
             stamp = data.get("__REALTIME_TIMESTAMP")
-            if not isinstance(stamp, str) or not stamp.isdecimal():
+            if not isinstance(stamp, str) or not stamp.isdecimal() or len(stamp) > _STAMP_DIGITS:
                 continue
             source = "systemd" if data.get("SYSLOG_IDENTIFIER") == "systemd" else JOIN_SERVER
             yield LogLine(int(stamp) / 1e6 - offset_s, node, source, _message(data.get("MESSAGE")))
 
 
-def _plain(path: Path, node: str, t_s: float) -> Iterator[LogLine]:
+def _plain(folder: Path, name: str, node: str, t_s: float) -> Iterator[LogLine]:
     """Yield the lines of a loopback join server's stderr: by TensorFlow's stamps, from its start on."""
-    if not path.exists():
-        return
-    with path.open("rb") as file:
+    with open_plain(folder, name) as file:
         for line in lines_of(file):
             stamp_s = _stamp(line)
             t_s = t_s if stamp_s is None else stamp_s
@@ -227,6 +253,14 @@ def _message(value: Any) -> bytes:
     return journal_text(value.encode("utf-8", "surrogatepass")) if isinstance(value, str) else b""
 
 
+def _clock_time(t_s: float) -> str:
+    """Return the time of day in UTC, dashes where an absurd clock's is none."""
+    try:
+        return datetime.fromtimestamp(t_s, UTC).strftime("%H:%M:%S.%f")[:-3]
+    except (OverflowError, ValueError, OSError):
+        return "--:--:--.---"
+
+
 def _server_start(record: RunRecord, node: str) -> float:
     for server in record.servers_before:
         if server.node == node and server.started_at_s is not None:
@@ -237,6 +271,6 @@ def _server_start(record: RunRecord, node: str) -> float:
 def _json(line: bytes) -> dict[str, Any]:
     try:
         data = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}

@@ -12,6 +12,7 @@ from labctl.lab.model import LOOPBACK
 from labctl.node import wire
 from labctl.runs.data import load
 from labctl.runs.events import Event
+from labctl.runs.plain import open_plain
 from labctl.runs.record import LOGS_DIR, Parameters, RunRecord
 from labctl.runs.store import LAST, Entry, is_run_id
 from labctl.views.run_object import result_of
@@ -107,7 +108,8 @@ def _result_line(entry: Entry, record: RunRecord, events: Sequence[Event]) -> st
 def _output_lines(entry: Entry, record: RunRecord) -> list[str]:
     """Return the end of what a script printed."""
     try:
-        with (entry.path / LOGS_DIR / record.remote.node / wire.STDOUT_FILE).open("rb") as file:
+        name = f"{LOGS_DIR}/{record.remote.node}/{wire.STDOUT_FILE}"
+        with open_plain(entry.path, name) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _OUTPUT_BYTES))
             said = file.read().splitlines()

@@ -17,6 +17,7 @@ from labctl.analysis.steps import Step
 from labctl.analysis.trace import task_nodes
 from labctl.errors import UsageError
 from labctl.node import wire
+from labctl.runs.atomic import check_output
 from labctl.runs.events import Event
 from labctl.runs.record import Span
 from labctl.views.trace_before import JOIN_SERVER, before_the_run, utc
@@ -44,10 +45,7 @@ def write_trace(explained: Explained, file: Path) -> tuple[int, int]:
     Raises:
         UsageError: There can be no such file.
     """
-    if file.exists() and not file.is_file():
-        raise UsageError(
-            f"{file} is no plain file", expected="a file's name", do="name another file"
-        )
+    check_output(file)
     export = TraceExport(explained)
     fresh = file.with_name(f".{file.name}.{os.getpid()}.part")
     size = 0

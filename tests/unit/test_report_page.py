@@ -315,7 +315,7 @@ def test_report_refuses_what_is_no_file_and_what_is_no_record(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["report", "-o", str(tmp_path)]) == 2
-    assert "no file that can be written" in capsys.readouterr().err
+    assert "is a directory" in capsys.readouterr().err
     (tmp_path / "plain").write_text("")
     assert run(["report", "-o", str(tmp_path / "plain" / "page.html")]) == 2
     record = load(folder).record

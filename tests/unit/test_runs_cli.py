@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -57,6 +58,74 @@ def test_runs_that_are_not_there_are_exit_8(
     (store.root / RUN_ID / "run.json").write_text('{"format": 99}')
     assert run(["runs", "show", RUN_ID]) == 8
     assert "update labctl" in capsys.readouterr().err
+
+
+def test_one_record_that_cannot_be_takes_no_other_from_the_list(
+    store: RunStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, (name, value) in enumerate(
+        [("tasks", 10**400), ("wall_s", 1e300), ("origin", {"unix_s": 1e300}), ("nodes", [])]
+    ):
+        folder = store.create(f"20261130T16000{number}Z-00000{number}")
+        data = json.loads((FIXTURE / "run.json").read_text())
+        kept = {**data[name], **value} if isinstance(value, dict) else value
+        (folder / "run.json").write_text(
+            json.dumps({**data, "run_id": folder.name, name: kept}), encoding="utf-8"
+        )
+    os.mkfifo(store.create("20261130T160009Z-000009") / "run.json")
+    assert run(["runs", "list", "--json"]) == 0
+    heads = json.loads(capsys.readouterr().out)
+    assert [head["outcome"] for head in heads] == ["ok", *["damaged"] * 5]
+    assert "origin.unix_s" in heads[3]["error"]["message"]
+    assert run(["runs", "list"]) == 0
+    assert capsys.readouterr().out.count("damaged") == 10
+    for head in heads[1:]:
+        assert run(["runs", "show", head["run_id"]]) == 8
+    assert run(["runs", "show", "last"]) == 0
+
+
+def test_a_lab_that_is_not_there_is_exit_3(
+    store: RunStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for argv in (["runs", "list"], ["why"], ["runs", "rm", "last", "--yes"], ["trace"]):
+        assert run([*argv, "--lab", "nosuch"]) == 3, argv
+        captured = capsys.readouterr()
+        assert "no lab 'nosuch'" in captured.err
+        assert captured.out == ""
+    assert run(["runs", "list", "--lab", "loopback"]) == 0
+    (Home.find().inventories / "mine").mkdir(parents=True)
+    assert run(["runs", "list", "--lab", "mine"]) == 0
+    assert not Home.find().local_dir("nosuch").exists()
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "fifo", "folder"])
+@pytest.mark.parametrize(
+    "argv", [["report", "-o"], ["trace", "-o"], ["runs", "export", "last"], ["answer", "--write"]]
+)
+def test_an_output_takes_the_place_of_nothing_but_a_file(
+    argv: list[str],
+    kind: str,
+    store: RunStore,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    there, mine = tmp_path / "out.tar.gz", tmp_path / "mine"
+    mine.write_text("mine")
+    if kind == "fifo":
+        os.mkfifo(there)
+    elif kind == "folder":
+        there.mkdir()
+    else:
+        there.symlink_to(mine if kind == "link" else tmp_path / "nowhere")
+    before = there.lstat()
+    assert run([*argv, str(there)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert str(there) in captured.err
+    assert all(part in captured.err for part in ("\n  expected  ", "\n  do        "))
+    assert os.path.samestat(there.lstat(), before)
+    assert mine.read_text() == "mine"
+    assert sorted(each.name for each in tmp_path.glob("*out*")) == ["out.tar.gz"]
 
 
 def test_export_and_removal(

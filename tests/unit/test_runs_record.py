@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -146,6 +148,12 @@ def test_unknown_fields_of_the_same_format_are_no_damage() -> None:
         ({"spans": [1]}, "spans[0]: found int, expected an object"),
         ({"nodes": [{"name": "a", "task": 0, "tf_address": "b", "cpus": "2"}]}, "nodes[0].cpus"),
         ({"baseline": {"boot_ids": {}, "links": [{"source": 1}]}}, "baseline.links[0].source"),
+        ({"nodes": []}, "nodes: found [], expected 1 to 1000 entries"),
+        ({"wall_s": -5}, "wall_s: found -5, expected 0 to"),
+        ({"tasks": 10**400}, "tasks: found 1000"),
+        ({"lab": "\ud800"}, "lab"),
+        ({"tags": {"\ud800": "x"}}, "tags"),
+        ({"run_id": "../x"}, "run_id"),
     ],
 )
 def test_what_cannot_be_read_is_said(change: dict[str, Any], said: str) -> None:
@@ -154,6 +162,89 @@ def test_what_cannot_be_read_is_said(change: dict[str, Any], said: str) -> None:
         from_text(json.dumps(data), "run.json")
     assert caught.value.exit_code == 8
     assert said in str(caught.value)
+
+
+ABSURD = [
+    ("origin.unix_s", -1.0),
+    ("origin.unix_s", 7.3e9),
+    ("origin.mono_s", 1e300),
+    ("wall_s", 1e300),
+    ("remote.started_at_s", 1e300),
+    ("remote.node", "../../etc"),
+    ("remote.node", "x" * 256),
+    ("unit_end.ended_at_s", -1e12),
+    ("nodes.0.name", ""),
+    ("nodes.0.name", ".."),
+    ("nodes.0.name", "a/b"),
+    ("nodes.0.name", "a\0b"),
+    ("nodes.0.task", 10**9),
+    ("nodes.0.cpus", 0),
+    ("nodes.0.cpu_limit", 1e300),
+    ("spans.0.duration_s", -1e-9),
+    ("spans.0.duration_s", 1e300),
+    ("spans.0.start_s", -1e300),
+    ("clock.0.at_s", 1e300),
+    ("clock.0.offset_s", 4e9),
+    ("clock.0.error_s", -1.0),
+    ("servers_before.0.started_at_s", 1e300),
+    ("servers_before.0.startup_s", 1e300),
+    ("servers_before.0.phases.0.start_s", 1e300),
+    ("lab_phases.0.started_unix_s", 1e300),
+    ("lab_phases.0.duration_s", -1.0),
+    ("baseline.links.0.bits_per_s", -1.0),
+    ("baseline.links.0.rtt_s", -1.0),
+    ("baseline.links.0.at_unix_s", 1e300),
+    ("baseline.compute.0.gflops", 0),
+    ("baseline.compute.0.gflops", 1e300),
+    ("baseline.compute.0.size", 0),
+    ("parameters.size", 0),
+    ("parameters.size", 10**9),
+    ("parameters.power", 10**400),
+    ("parameters.repeat", 10**9),
+    ("parameters.timeout_s", -1.0),
+    ("files.0.size", -1),
+]
+
+
+@pytest.mark.parametrize(("place", "value"), ABSURD)
+def test_an_absurd_value_is_refused_by_the_name_of_its_place(place: str, value: Any) -> None:
+    data = inner = json.loads(to_text(full_record()))
+    *before, last = [int(part) if part.isdecimal() else part for part in place.split(".")]
+    for key in before:
+        inner = inner[key]
+    inner[last] = value
+    said = re.sub(r"\.(\d+)", r"[\1]", place)
+    with pytest.raises(RecordError, match=re.escape(f"run.json is damaged: {said}: found")):
+        from_text(json.dumps(data), "run.json")
+
+
+def make_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_device_link(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def make_link(path: Path) -> None:
+    path.symlink_to(FIXTURES / "20261130T153419Z-f99880/run.json")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (make_fifo, "no regular file"),
+        (make_device_link, "link is not followed"),
+        (make_link, "link is not followed"),
+        (Path.mkdir, "no regular file"),
+    ],
+)
+def test_only_a_plain_file_is_read(tmp_path: Path, make: Callable[[Path], None], said: str) -> None:
+    folder = stored(tmp_path)
+    (folder / "run.json").unlink()
+    make(folder / "run.json")
+    with pytest.raises(RecordError, match=said):
+        read_record(folder)
 
 
 JSON = st.recursive(

@@ -10,6 +10,7 @@ import pytest
 from labctl.errors import LabBusyError, RecordError, RefusedError
 from labctl.runs import owner
 from labctl.runs.record import (
+    NodeFacts,
     Origin,
     Outcome,
     Owner,
@@ -30,7 +31,7 @@ PLAIN = RunRecord(
     tasks=2,
     origin=Origin(0.0, 0.0, "b"),
     remote=RemoteRun("tf0", "/d", "u"),
-    nodes=(),
+    nodes=(NodeFacts("tf0", 0, "a:1"),),
     labctl_version="0",
     payload_sha256="",
     spec_sha256="",

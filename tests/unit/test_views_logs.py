@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +25,7 @@ from labctl.runs.record import (
     write_record,
 )
 from labctl.runs.store import Entry, RunStore
-from labctl.views.logs import MAX_LINE, record_lines
+from labctl.views.logs import MAX_LINE, LogLine, record_lines
 from labctl.views.progress import OutputLines, line_of
 from labctl.views.since import parse_since
 
@@ -122,6 +123,49 @@ def test_what_is_no_line_of_a_journal_or_an_index_stops_nothing(entry: Entry) ->
     (entry.path / "logs/tf0/stdout").write_bytes(b"out\n")
     (entry.path / "logs/tf0/index.jsonl").write_text('nonsense\n{"file": "stdout", "t": "x"}\n')
     assert [text for *_, text in seen(entry)] == [b"one", b"out"]
+
+
+def test_absurd_times_stop_nothing(entry: Entry) -> None:
+    (entry.path / "logs/tf0/stdout").write_bytes(b"x\n")
+    rows = ["1e308", "NaN", "-Infinity", "1" + "0" * 400]
+    index = "".join(f'{{"file": "stdout", "t": {row}, "offset": 2}}\n' for row in rows)
+    (entry.path / "logs/tf0/index.jsonl").write_text(index)
+    stamp = {"__REALTIME_TIMESTAMP": "9" * 400, "MESSAGE": "far"}
+    (entry.path / "logs/tf1/join-server.jsonl").write_text(json.dumps(stamp) + "\n[" + "[" * 9999)
+    event = {"event": "note", "mono": 0, "source": "client", "task": 0, "duration_ns": 10**400}
+    times = "".join(json.dumps({**event, "t": t}) + "\n" for t in (2**63 - 1, 1 - 2**63))
+    (entry.path / "events.jsonl").write_text(times)
+    lines = list(record_lines(entry))
+    assert [line.source for line in lines].count("events") == 2
+    assert (20.0, "tf0", "stdout", b"x") in seen(entry)
+    for line in lines:
+        assert line.printed()
+        assert json.loads(line.to_json())["source"] == line.source
+    assert LogLine(1e300, "tf0", "stdout", b"x").printed() == "--:--:--.--- tf0 stdout      x"
+
+
+def test_what_is_no_plain_file_is_a_line_that_says_so(entry: Entry) -> None:
+    os.mkfifo(entry.path / "events.jsonl")
+    (entry.path / "logs/tf0/stdout").symlink_to("/dev/zero")
+    (entry.path / "logs/tf0/stderr").write_bytes(b"kept\n")
+    os.mkfifo(entry.path / "logs/tf0/index.jsonl")
+    (entry.path / "logs/tf1/join-server.jsonl").mkdir()
+    assert seen(entry) == [
+        (0.0, "tf0", "events", b"labctl: events.jsonl cannot be read: it is no regular file"),
+        (
+            0.0,
+            "tf0",
+            "stdout",
+            b"labctl: logs/tf0/stdout cannot be read: a symbolic link is not followed",
+        ),
+        (
+            0.0,
+            "tf1",
+            "join-server",
+            b"labctl: logs/tf1/join-server.jsonl cannot be read: it is no regular file",
+        ),
+        (20.0, "tf0", "stderr", b"kept"),
+    ]
 
 
 def test_an_endless_line_comes_in_pieces(entry: Entry) -> None:

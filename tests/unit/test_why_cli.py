@@ -46,11 +46,62 @@ def test_a_record_of_another_machine_is_read_by_its_path(
     assert run(["why", str(there), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["cause"] == "import"
     monkeypatch.chdir(there.parent)
-    assert run(["why", RUN_ID]) == 0
+    assert run(["why", f"{RUN_ID}/"]) == 0
     assert RUN_ID in capsys.readouterr().out
     monkeypatch.chdir(there)
-    assert run(["why", "./"]) == 0
+    assert run(["why", "."]) == 0
     assert RUN_ID in capsys.readouterr().out
+
+
+def test_a_word_without_a_slash_means_the_store(
+    store: RunStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("last", RUN_ID, "2026"):
+        (tmp_path / "here" / name).mkdir(parents=True)
+        (tmp_path / "here" / name / "run.json").write_text("{}")
+    monkeypatch.chdir(tmp_path / "here")
+    for command in ("why", "report", "trace"):
+        for word in ("last", RUN_ID, "2026"):
+            assert run([command, word]) == 0, (command, word, capsys.readouterr().err)
+    assert str(store.root.parent / "reports") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["why", "report", "trace"])
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("gone/", "No such file"),
+        ("ring/", "symbolic link"),
+        ("plain/", "Not a directory"),
+        ("empty/", "holds no run.json"),
+        ("./renamed", f"rename the directory to {RUN_ID}"),
+        (f"half/{RUN_ID}", "copy it once more"),
+        ("x" * 5000 + "/", "too long"),
+    ],
+)
+def test_what_helps_with_a_path_fits_a_path(
+    command: str,
+    place: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ring").symlink_to("ring")
+    Path("plain").write_text("")
+    Path("empty").mkdir()
+    shutil.copytree(FIXTURE, "renamed")
+    Path("half", RUN_ID).mkdir(parents=True)
+    Path("half", RUN_ID, "run.json").write_text('{"format": 1')
+    assert run([command, place]) == 8
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert said in captured.err
+    assert "runs rm" not in captured.err
 
 
 def test_a_record_that_cannot_be_read_is_exit_8(
