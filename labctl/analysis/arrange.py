@@ -12,8 +12,6 @@ from labctl.runs.data import RunData
 from labctl.runs.events import Event
 from labctl.runs.record import RunRecord
 
-MOST_SIZE = 10_000_000  # L of a matrix of 400 TB
-MOST_POWER = 1_000_000_000
 _NEAR_S = 1.0  # events this far outside of the run are still taken to be of it
 _FULLER = 1.005  # what a part of a whole may be by rounding
 _UNITS = ((365.25 * 86_400, "years"), (86_400, "days"), (3600, "hours"), (60, "minutes"))
@@ -26,12 +24,9 @@ def arranged(data: RunData, clocks: Clocks) -> tuple[RunData, list[str]]:
     and the start of the client's unit allow it, they are moved to where they belong; else they stay, and their
     phases are no part of the ledger.
     """
-    problems: list[str] = []
-    record = _possible(data.record, problems)
-    events, line = _within_run(_in_order(once_each(data.events)), record, clocks)
-    problems += [] if line is None else [line]
+    events, line = _within_run(_in_order(once_each(data.events)), data.record, clocks)
     servers = {node: once_each(each) for node, each in data.server_events.items()}
-    return replace(data, record=record, events=events, server_events=servers), problems
+    return replace(data, events=events, server_events=servers), [] if line is None else [line]
 
 
 def once_each(events: Sequence[Event]) -> tuple[Event, ...]:
@@ -51,17 +46,6 @@ def once_each(events: Sequence[Event]) -> tuple[Event, ...]:
 def _in_order(events: Sequence[Event]) -> tuple[Event, ...]:
     """Return the client's events, and those of its children on the same node, by time."""
     return tuple(event for event, _ in process_times(events))
-
-
-def _possible(record: RunRecord, problems: list[str]) -> RunRecord:
-    """Return a record without a size or power that no run can have had."""
-    parameters = record.parameters
-    for name, most in (("size", MOST_SIZE), ("power", MOST_POWER)):
-        value = getattr(parameters, name)
-        if value is not None and abs(value) > most:
-            problems.append(f"run.json: no run has a {name} above {most}: it is left out")
-            parameters = replace(parameters, **{name: None})
-    return record if parameters is record.parameters else replace(record, parameters=parameters)
 
 
 def _within_run(

@@ -78,7 +78,11 @@ def work_of(parameters: Parameters, tasks: int, *, command: bool = True) -> Work
         return f"feed {parameters.feed}"
     if parameters.sum_task not in {None, 0}:
         return "sum on another task"
-    if not parameters.size or not parameters.power or min(parameters.size, parameters.power) < 1:
+    if (
+        not parameters.size
+        or not parameters.power
+        or min(parameters.size, parameters.power, tasks) < 1
+    ):
         return "size or power unknown"
     return Work(
         size=parameters.size,

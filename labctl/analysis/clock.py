@@ -13,6 +13,8 @@ from labctl.runs.record import ClockSample, RunRecord
 # What a clock may drift between two samples without having jumped: the most that the kernel slews a clock by.
 _DRIFT = 500e-6
 _MOST_OFFSET_S = 86_400.0
+# No clock is off by more than since 1970; beyond it a time of microseconds is lost in the sum, too.
+MOST_BELIEVED_S = 2e9
 
 
 class Clocks:

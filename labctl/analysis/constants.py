@@ -158,9 +158,12 @@ class RunFacts:
 
 
 def facts_of(explained: Explained) -> RunFacts | None:
-    """Return what a run says; None for one that did not end ok or was no experiment of labctl's."""
+    """Return what a run says; None for one that did not end ok or computed nothing of labctl's own."""
     record = explained.data.record
-    if record.outcome != "ok" or record.parameters.experiment != "matpow":
+    parameters = record.parameters
+    if record.outcome != "ok" or parameters.experiment != "matpow" or not record.nodes:
+        return None
+    if (parameters.size or 0) < 1 or (parameters.power or 0) < 1:
         return None
     rows: dict[str, float] = {}
     for row in explained.ledger.rows:
@@ -170,7 +173,7 @@ def facts_of(explained: Explained) -> RunFacts | None:
     return RunFacts(
         run_id=record.run_id,
         at_unix_s=record.origin.unix_s,
-        parameters=record.parameters,
+        parameters=parameters,
         tasks=len(record.nodes),
         machines=machines_of(record),
         warm_s=_seconds(explained.stats.warm_median_ms),

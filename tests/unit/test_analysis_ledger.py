@@ -475,10 +475,3 @@ def test_a_units_end_outside_of_the_run_ends_nothing() -> None:
     assert ("exit", 13.0, 1.0) in phases(run(events, record))
     absurd = replace(record, unit_end=UnitEnded("success", "exited", "0", 1104.0 + 10 * YEAR))
     assert phases(run(events, absurd))[-1] == ("collect", 15.0, 4.0)
-
-
-def test_a_size_that_no_matrix_has_is_left_out() -> None:
-    parameters = replace(RECORD.parameters, size=10**400, power=10**400)
-    explained = run([], replace(RECORD, parameters=parameters))
-    assert explained.data.record.parameters.size is None
-    assert any("no run has a size above" in each for each in explained.problems)

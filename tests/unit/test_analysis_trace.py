@@ -189,6 +189,16 @@ def test_a_task_far_outside_of_its_step_is_moved_and_told() -> None:
     assert all(edge.clamped for edge in explained.trace.edges)
 
 
+@pytest.mark.parametrize("offset_s", [-1e15, 1e12, 1e300])
+def test_an_absurd_offset_does_not_lose_a_tasks_rows(offset_s: float) -> None:
+    clock = [ClockSample("tf0", 1, 0.0, 1e-4), ClockSample("tf1", 1, offset_s, 1e-4)]
+    explained = explain(run_data(fed_step(starved=False), duration_ms=31, clock=clock))
+    assert explained.trace is not None
+    assert [sum(task.products.values()) for task in explained.trace.tasks] == [2, 2]
+    assert all(edge.clamped for edge in explained.trace.edges)
+    assert any("clock: tf1 is" in each for each in explained.problems)
+
+
 def test_a_wild_stamp_does_not_take_the_others_along() -> None:
     wild = op(1, "wild", "MatMul", "x", 5e15, 5e15 + 10)
     before_1970 = op(1, "early", "MatMul", "x", -2 * START_US, -2 * START_US + 1)

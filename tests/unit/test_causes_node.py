@@ -170,7 +170,7 @@ def test_who_takes_the_cpu_is_told_where_it_can_be(node_s: dict[str, float], wor
 def test_a_quota_that_the_node_sees_is_named() -> None:
     nodes = (TF0, replace(TF1, cpu_limit=0.4))
     said = starved(measured({1: 0.4}, {1: 0.7}, nodes=nodes))
-    assert "a control group grants tf1 0.4 of 1 CPUs" in said.evidence
+    assert "a control group grants tf1 0.4 of 1 CPU" in said.evidence
     assert said.remedy == "lift the CPU quota of tf1"
 
 
@@ -183,7 +183,7 @@ def test_tasks_on_one_host_share_it_on_purpose() -> None:
     of = measured({0: 0.4, 1: 0.4}, {0: 0.6}, parameters=replace(MATPOW, placement="one-host"))
     said = starved(of)
     assert said.status == "ruled_out"
-    assert "2 tasks share 1 CPUs" in said.evidence[0]
+    assert "2 tasks share 1 CPU on" in said.evidence[0]
 
 
 def test_what_is_missing_is_said() -> None:
@@ -228,7 +228,7 @@ def test_a_node_of_half_the_speed_is_slow() -> None:
     said = slow({"tf0": 200.0, "tf1": 100.0}, {0: 190.0, 1: 90.0})
     assert (said.status, said.title) == ("found", "tf1 computes at 50 % of the best node's speed")
     assert said.seconds == pytest.approx(0.04)
-    assert said.evidence[1] == "tf1: 100.0 GFLOP/s by itself on 1 CPUs, 90.0 in the traced steps"
+    assert said.evidence[1] == "tf1: 100.0 GFLOP/s by itself on 1 CPU, 90.0 in the traced steps"
 
 
 def test_a_peak_that_was_measured_badly_makes_no_node_slow() -> None:

@@ -243,3 +243,9 @@ def test_the_master_and_the_protocol() -> None:
     error = event(wire.ERROR, 4.0, kind="script", message=words)
     asked = verdicts(explained(traced(), parameters=script, extra=[error]))["protocol-plugin"]
     assert (asked.status, asked.seconds) == ("found", None)
+
+
+def test_a_tensor_faster_than_its_link_shows_a_busy_baseline() -> None:
+    lines = verdicts(explained(traced(wire_s=0.012, share=1.2)))["transfer"].evidence
+    assert any("more than its baseline: that was measured on a busy host" in each for each in lines)
+    assert not any("120 %" in each for each in lines)

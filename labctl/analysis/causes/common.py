@@ -92,6 +92,11 @@ def part_text(seconds: float, whole_s: float) -> str:
     return f"{seconds * 1e3:.1f} of {whole_s * 1e3:.1f} ms{share}"
 
 
+def cpus_text(number: float) -> str:
+    """Return a number of CPUs for people."""
+    return f"{number:g} CPU{'' if number == 1 else 's'}"
+
+
 def matters(seconds: float, step_s: float, share: float = STEP_SHARE) -> bool:
     """Return whether a part of a warm step is large enough to be a cause."""
     return seconds >= STEP_LEAST_S and seconds >= share * step_s

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from labctl.analysis.causes.common import Cause, time_text
 from labctl.analysis.causes.contact import (
     ended_well,
-    made_contact,
     own,
     peers,
+    reached_all,
     stall,
     workers,
 )
@@ -29,6 +29,7 @@ from labctl.analysis.causes.diagnosis import (
     PROXY,
     STALE_SPEC,
     diagnose,
+    environment_told,
     host_of,
     listed,
     literal_address,
@@ -99,7 +100,7 @@ def _no_mirror(cause: Cause, run: Explained) -> Verdict:
     addresses = [node.tf_address for node in run.data.record.nodes]
     if all(literal_address(host_of(address)) for address in addresses):
         return cause.ruled_out(f"the spec has no names: {', '.join(addresses)}")
-    if made_contact(run) or ended_well(run):
+    if reached_all(run):
         return cause.ruled_out(
             f"a session reached all {run.data.record.tasks} tasks by their names"
         )
@@ -109,13 +110,17 @@ def _no_mirror(cause: Cause, run: Explained) -> Verdict:
 
 
 def _no_proxy(cause: Cause, run: Explained) -> Verdict:
-    caught = proxies_given(run)
+    caught, tasks = proxies_given(run), run.data.record.tasks
+    if reached_all(run):
+        if caught:
+            return cause.ruled_out(f"{caught[0]} was set, yet a session reached all {tasks} tasks")
+        return cause.ruled_out(f"a session reached all {tasks} tasks")
+    if not caught and not environment_told(run):
+        return cause.not_measured(
+            "the record does not say which variables the client had", "labctl check names proxies"
+        )
     if not caught:
         return cause.ruled_out("0 proxy variables were given to the client")
-    if made_contact(run) or ended_well(run):
-        return cause.ruled_out(
-            f"{caught[0]} was set, yet a session reached all {run.data.record.tasks} tasks"
-        )
     return cause.ruled_out(f"{caught[0]} was set, but the run ended before it mattered")
 
 
@@ -139,11 +144,16 @@ def _same_spec(cause: Cause, run: Explained) -> Verdict:
 def _same_words(cause: Cause, run: Explained) -> Verdict:
     if not workers(run):
         return cause.ruled_out("0 other nodes take part")
-    if made_contact(run) or ended_well(run):
+    if reached_all(run):
         return cause.ruled_out(f"a session reached all {run.data.record.tasks} tasks")
     versions = tensorflow_minors(run)
-    if len(set(versions.values())) == 1 and diagnose(run):
+    if len(set(versions.values())) == 1 and (diagnose(run) or ended_well(run)):
         return cause.ruled_out(f"TensorFlow {listed(versions)}")
+    if ended_well(run):
+        return cause.not_measured(
+            "a script does not say whether its session reached the others",
+            "labctl check compares the versions",
+        )
     return cause.not_measured(
         "no session came to be, and no cause that is known fits",
         "run it with --env GRPC_VERBOSITY=DEBUG",

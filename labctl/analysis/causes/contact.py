@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from labctl.analysis.causes.common import error_text
+from labctl.analysis.causes.common import error_text, is_matpow
 from labctl.node import wire
 
 if TYPE_CHECKING:
@@ -152,6 +152,11 @@ def made_contact(run: Explained) -> bool:
         )
         for event in own(run)
     )
+
+
+def reached_all(run: Explained) -> bool:
+    """Return whether a session is known to have reached every task; that a script ended well does not say it."""
+    return made_contact(run) or (ended_well(run) and is_matpow(run))
 
 
 def stall(run: Explained) -> Stall | None:

@@ -20,6 +20,7 @@ from labctl.analysis.causes.contact import (
     failed_checks,
     log_lines,
     made_contact,
+    own,
     peers,
     stall,
     still_waiting,
@@ -383,7 +384,20 @@ def _between(run: Explained) -> list[Fault]:
 
 def proxies_given(run: Explained) -> list[str]:
     """Return the names of proxy variables that were set for the client and that gRPC obeys."""
-    return [name for name in CATCHING if name in run.data.record.parameters.environment]
+    given = {*run.data.record.parameters.environment, *(_environment(run) or ())}
+    return [name for name in CATCHING if name in given]
+
+
+def environment_told(run: Explained) -> bool:
+    """Return whether the client said which telling variables it had."""
+    return _environment(run) is not None
+
+
+def _environment(run: Explained) -> dict[str, object] | None:
+    """Return the variables that the client had when it began, by name; None if it did not say."""
+    hello = next((event for event in own(run) if event.kind == wire.HELLO), None)
+    told = None if hello is None else hello.data.get("environment")
+    return told if isinstance(told, dict) else None
 
 
 def tensorflow_minors(run: Explained) -> dict[str, str]:

@@ -141,8 +141,9 @@ def squaring_products(factors: int) -> int:
 def _recursion(run: Explained) -> Verdict:
     cause = RECURSION
     if not is_matpow(run):
-        return cause.ruled_out(
-            "0 Python frames are left in a graph: a function recurses while it is built"
+        return cause.not_measured(
+            "a script's graph and how it was built are not in the record",
+            "labctl run --algorithm recursive, and again with chain: one graph, byte for byte",
         )
     algorithm = run.data.record.parameters.algorithm
     recursive = algorithm in {"listing", "recursive"}

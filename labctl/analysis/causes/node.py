@@ -8,7 +8,15 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
-from labctl.analysis.causes.common import Cause, matters, no_trace, part_text, time_text, warm_s
+from labctl.analysis.causes.common import (
+    Cause,
+    cpus_text,
+    matters,
+    no_trace,
+    part_text,
+    time_text,
+    warm_s,
+)
 from labctl.analysis.causes.contact import node_of, own, workers
 from labctl.analysis.causes.model import Rule, Verdict
 from labctl.analysis.causes.usage import Use, uses
@@ -66,7 +74,7 @@ def _judge_starved(run: Explained) -> Verdict:
     if record.parameters.placement == "one-host":
         cpus = next((node.cpus for node in record.nodes if node.task == 0), None)
         return CPU_STARVED.ruled_out(
-            f"placement one-host: {record.tasks} tasks share {cpus or 'its'} CPUs on purpose"
+            f"placement one-host: {record.tasks} tasks share {cpus_text(cpus) if cpus else 'its CPUs'} on purpose"
         )
     if warm is None:
         return CPU_STARVED.not_measured(
@@ -187,7 +195,7 @@ def _whose_doing(run: Explained, node: str, use: Use | None) -> tuple[list[str],
     """Return who takes a node's CPU, as evidence and as remedy."""
     facts = _facts(run, node)
     if facts is not None and facts.cpu_limit is not None and facts.cpu_limit < (facts.cpus or 1):
-        limit = f"a control group grants {node} {facts.cpu_limit:g} of {facts.cpus or 1} CPUs"
+        limit = f"a control group grants {node} {facts.cpu_limit:g} of {cpus_text(facts.cpus or 1)}"
         return [limit], f"lift the CPU quota of {node}"
     told = None if use is None else _by_the_node(node, use)
     if told is not None:
@@ -196,9 +204,8 @@ def _whose_doing(run: Explained, node: str, use: Use | None) -> tuple[list[str],
         "it could be a CPU quota from outside, other load, or the hypervisor: the node cannot tell"
     ]
     if facts is not None and facts.load_1min is not None:
-        lines.append(
-            f"load average of {node} before the run: {facts.load_1min:.2f} on {facts.cpus} CPUs"
-        )
+        on = "" if facts.cpus is None else f" on {cpus_text(facts.cpus)}"
+        lines.append(f"load average of {node} before the run: {facts.load_1min:.2f}{on}")
     return lines, f"give {node} CPUs of its own: no quota, no other load"
 
 
@@ -256,7 +263,7 @@ def _judge_slow(run: Explained) -> Verdict:
         return SLOW_NODE.not_measured(*no_trace(run))
     best_peak, best_traced = max(peak.gflops for peak in known.values()), max(traced.values())
     lines = [
-        f"{peak.node}: {peak.gflops:.1f} GFLOP/s by itself on {peak.threads} CPUs, "
+        f"{peak.node}: {peak.gflops:.1f} GFLOP/s by itself on {cpus_text(peak.threads)}, "
         f"{traced[task]:.1f} in the traced steps"
         for task, peak in known.items()
     ]

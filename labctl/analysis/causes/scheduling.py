@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 
 from labctl.analysis.causes.common import (
     Cause,
+    cpus_text,
     matters,
     no_trace,
     part_text,
     time_text,
+    untraced,
     warm_s,
 )
 from labctl.analysis.causes.model import Rule, Verdict
@@ -85,6 +87,8 @@ def _inter_op_starved(run: Explained) -> Verdict:
     if held:
         return cause.ruled_out(f"{part_text(seconds, warm)} of waiting for a thread")
     ready = [edge for edge in trace.edges if not edge.clamped and edge.asked_s is not None]
+    if not ready and untraced(run):
+        return cause.not_measured(*no_trace(run))
     if not ready:
         return cause.ruled_out("0 tensors travelled between tasks")
     made_s = made_ends_s(trace)
@@ -125,7 +129,7 @@ def _starved(run: Explained, trace: StepTrace, held: list[HeldUp], seconds: floa
         evidence.append(f"task:{source} has {threads} inter-op thread{'' if threads == 1 else 's'}")
     elif cpus is not None:
         evidence.append(
-            f"task:{source} has {cpus} CPU{'' if cpus == 1 else 's'} and TensorFlow's default of inter-op threads"
+            f"task:{source} has {cpus_text(cpus)} and TensorFlow's default of inter-op threads"
         )
     single = threads == 1 or (threads is None and cpus == 1)
     unknown = threads is None and cpus is None
@@ -253,7 +257,7 @@ def inter_op_threads(run: Explained, task: int) -> int | None:
 
 def _tasks_unbalanced(run: Explained) -> Verdict:
     cause = TASKS_UNBALANCED
-    if run.trace is None:
+    if run.trace is None or untraced(run):
         return cause.not_measured(*no_trace(run))
     counts = {task.task: sum(task.products.values()) for task in run.trace.tasks}
     if len(counts) < 2:

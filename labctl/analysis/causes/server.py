@@ -268,7 +268,11 @@ def _memory_was_enough(cause: Cause, run: Explained) -> Verdict:
             f"{failure.message}; the kernel's own log is not in the record",
             f"ssh {run.data.record.remote.node} sudo journalctl -k | grep -i oom",
         )
-    return cause.ruled_out("0 lines of the logs speak of memory")
+    if not run.data.log:
+        return cause.not_measured(
+            "the record has no log and no use of memory", "labctl logs last shows what there is"
+        )
+    return cause.ruled_out(f"0 of {len(run.data.log)} log lines speak of memory")
 
 
 def _judge_versions(run: Explained) -> Verdict:

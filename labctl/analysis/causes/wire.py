@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from labctl.analysis.causes.common import (
     Cause,
+    ended_ok,
     error_text,
     has_words,
     is_matpow,
@@ -301,7 +302,14 @@ def _protocol_plugin(run: Explained) -> Verdict:
         )
     if is_matpow(run):
         return PROTOCOL_PLUGIN.ruled_out("0 plug-ins asked for: every server speaks grpc")
-    return PROTOCOL_PLUGIN.ruled_out("0 errors name a server factory")
+    if ended_ok(run):
+        return PROTOCOL_PLUGIN.ruled_out(
+            "0 errors name a server factory: the script ran to its end"
+        )
+    return PROTOCOL_PLUGIN.not_measured(
+        "what a script asks its servers for is not known, and it did not run to its end",
+        "labctl logs last: TensorFlow names the factories that it has",
+    )
 
 
 def _edges(run: Explained) -> tuple[Edge, ...]:
@@ -321,17 +329,19 @@ def _links(run: Explained) -> list[tuple[Edge, LinkBaseline]]:
     return [(edge, link) for edge, link in found if link is not None]
 
 
+def _link_text(share: float) -> str:
+    if share >= 1.005:
+        return "more than its baseline: that was measured on a busy host"
+    return f"{share * 100:.0f} % of the link"
+
+
 def _edge_lines(edges: list[Edge] | tuple[Edge, ...]) -> list[str]:
     """Return the edges that took longest on the wire, one line each."""
     lines = []
     for edge in sorted(edges, key=lambda each: -each.wire_s)[:2]:
         size = "" if edge.size_bytes is None else f" {edge.size_bytes / 1e6:.1f} MB"
         rate = "" if edge.mb_per_s is None else f", {edge.mb_per_s:.0f} MB/s"
-        share = (
-            ""
-            if edge.baseline_share is None
-            else f", {edge.baseline_share * 100:.0f} % of the link"
-        )
+        share = "" if edge.baseline_share is None else f", {_link_text(edge.baseline_share)}"
         lines.append(
             f"{edge.tensor}{size} task:{edge.source} to task:{edge.target} in "
             f"{time_text(edge.wire_s)}{rate}{share}"

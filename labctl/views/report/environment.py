@@ -65,7 +65,7 @@ def fact_rows(record: RunRecord) -> list[FactRow]:
         _row("CPUs", [_whole(node.cpus) for node in nodes], "cpus"),
         _row("CPU limit", [_limit(node) for node in nodes], "cpu_limit"),
         _row("load", [_load(node) for node in nodes], "load", equal=False),
-        _row("proxy variables", [", ".join(node.proxies) or "none" for node in nodes]),
+        _row("proxy variables", [_proxies(node) for node in nodes]),
         _row("boot", [node.boot_id[:8] for node in nodes], equal=False),
     ]
     return rows
@@ -164,7 +164,18 @@ def _whole(value: int | None) -> str:
 
 
 def _limit(node: NodeFacts) -> str:
-    return "none" if node.cpu_limit is None else f"{node.cpu_limit:g}"
+    if node.cpu_limit is not None:
+        return f"{node.cpu_limit:g}"
+    return "none" if _asked(node) else ""
+
+
+def _proxies(node: NodeFacts) -> str:
+    return ", ".join(node.proxies) or ("none" if _asked(node) else "")
+
+
+def _asked(node: NodeFacts) -> bool:
+    """Return whether the node was asked for limits, load and proxies: its load is told whenever it was."""
+    return node.load_1min is not None
 
 
 def _load(node: NodeFacts) -> str:
