@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from labctl.analysis.clock import Clocks
+from labctl.analysis.clock import MOST_BELIEVED_S, Clocks
 from labctl.analysis.intervals import covered_s, merge
 from labctl.analysis.model import Edge, OpRun, StepTrace, TaskTrace
 from labctl.analysis.steps import Step
@@ -207,9 +207,10 @@ class _Reader:
         return self._nodes.get(task, self._data.record.remote.node)
 
     def _offset(self, node: str) -> tuple[float, float]:
-        """Return a node's clock minus labctl's at the step, and its bound, seconds."""
+        """Return a node's clock minus labctl's at the step, and its bound, seconds; an absurd one is none."""
         if node not in self._offsets:
-            self._offsets[node] = self._clocks.offset(node, self._at_s)
+            found = self._clocks.offset(node, self._at_s)
+            self._offsets[node] = found if abs(found[0]) <= MOST_BELIEVED_S else (0.0, math.inf)
         return self._offsets[node]
 
     def _skew_s(self, task: int) -> float:
