@@ -15,7 +15,7 @@ from labctl.analysis.causes.usage import Use, uses
 from labctl.analysis.explained import Explained
 from labctl.analysis.model import ClockLine
 from labctl.node import wire
-from labctl.runs.record import ClockSample
+from labctl.runs.record import ClockSample, Parameters
 from tests.unit.stories import (
     HEALTHY,
     MATPOW,
@@ -24,6 +24,7 @@ from tests.unit.stories import (
     TF0,
     TF1,
     event,
+    phase,
     run,
     usage,
 )
@@ -143,9 +144,72 @@ def test_without_a_trace_the_cpus_must_have_gone_to_others() -> None:
     others = {"busy": 1.3, "idle": 0.0, "steal": 0.0}
     assert starved(measured({}, {1: 0.5}, busy | {"busy": 0.95}, **bare)).status == "ruled_out"
     said = starved(measured({}, {1: 0.5}, others, **bare))
-    assert (said.status, said.confidence) == ("found", "medium")
+    assert (said.status, said.confidence, said.seconds) == ("found", "medium", None)
+    said = starved(measured({}, {1: 0.5}, others, **bare | {"peaks": PEAKS}))
     assert said.seconds == pytest.approx(0.1 * 0.4 / 1.3)
-    assert starved(measured({}, {1: 0.8}, None, **bare)).seconds == pytest.approx(0.08)
+    assert starved(measured({}, {1: 0.8}, None, **bare)).seconds is None
+
+
+def test_without_a_trace_no_more_is_lost_than_products_at_their_best_leave() -> None:
+    """Four products of L = 1000 take 80 of the 100 ms at 100 GFLOP/s."""
+    bare: dict[str, Any] = {"gflops": None, "peaks": {"tf0": 100.0, "tf1": 90.0}}
+    said = starved(measured({}, {1: 0.9}, None, **bare, computes_s=None))
+    assert said.seconds == pytest.approx(0.02)
+    assert (
+        "a step of 4 products at 100 GFLOP/s and its tensors take 80.0 of 100.0 ms (80 %) at the least"
+        in said.evidence
+    )
+    bare["peaks"] = {"tf0": 80.0, "tf1": 90.0}
+    assert starved(measured({}, {1: 0.9}, None, **bare, computes_s=None)).status == "ruled_out"
+
+
+def script(lost: float) -> Explained:
+    parameters = Parameters("script", trace=False, fresh=False, timeout_s=60.0, script="x.py")
+    events = [
+        *HEALTHY[:5],
+        usage(4.0, 1.0, 1.0, busy=0.0, idle=0.0, steal=0.0),
+        *phase(wire.PHASE_SCRIPT, 4.1, 8.1),
+        usage(8.2, 2.0, 1.0 + lost / (1 - lost), busy=4.0, idle=0.2, steal=0.0),
+    ]
+    return run(sorted(events, key=lambda each: each.t_ns), parameters=parameters)
+
+
+def test_a_script_is_judged_by_the_readings_around_it() -> None:
+    said = starved(script(0.8))
+    assert (said.status, said.seconds) == ("found", None)
+    assert said.title == "task:0 on tf0 has no CPU for 80 % of the time that it computes"
+    assert starved(script(0.2)).status == "ruled_out"
+    events = [each for each in script(0.8).data.events if each.kind != wire.USAGE]
+    silent = starved(run(events, parameters=script(0.8).data.record.parameters))
+    assert (silent.status, silent.evidence[0]) == (
+        "not_measured",
+        "no usage events frame the script, or its processes used less than 50 ms",
+    )
+
+
+def test_a_run_that_goes_on_has_not_ended() -> None:
+    said = verdicts(run(HEALTHY[:9], outcome="running", wall_s=None))
+    assert said["cpu-starved"].evidence[0] == "the run has not come to a warm step yet"
+    assert said["slow-node"].evidence[0] == "the run has not come to a warm step yet"
+
+
+def test_what_does_not_starve_is_told_with_its_threshold() -> None:
+    said = starved(measured({1: 0.97}, {1: 0.46}))
+    assert "starved: at most 70 % of the peak and 30 % without a CPU" in said.evidence[0]
+    off = starved(measured({0: 0.3, 1: 0.95}, {0: 0.8, 1: 0.3}))
+    assert off.evidence[0] == (
+        "task:0 lost 67 % of its compute, which costs 6.7 of 100.0 ms (7 %) at most"
+    )
+
+
+def test_others_that_explain_too_little_of_the_waiting_leave_room_for_a_quota() -> None:
+    """Figures of a machine with other load and a quota of 0.3 CPU, and of one with the load alone."""
+    both = starved(measured({1: 0.28}, {1: 0.82}, {"busy": 1.48, "idle": 0.13, "steal": 0.0}))
+    assert any("explains 68 % of waiting at most, not 82 %" in line for line in both.evidence)
+    assert "lift the CPU quota of tf1" in both.remedy
+    assert "end the other load" in both.remedy
+    load = starved(measured({1: 0.4}, {1: 0.7}, {"busy": 2.4, "idle": 0.1, "steal": 0.0}))
+    assert load.remedy == "end the other load on tf1 (top shows it there)"
 
 
 @pytest.mark.parametrize(
@@ -229,6 +293,15 @@ def test_a_node_of_half_the_speed_is_slow() -> None:
     assert (said.status, said.title) == ("found", "tf1 computes at 50 % of the best node's speed")
     assert said.seconds == pytest.approx(0.04)
     assert said.evidence[1] == "tf1: 100.0 GFLOP/s by itself on 1 CPU, 90.0 in the traced steps"
+
+
+def test_without_speeds_in_a_trace_the_peaks_alone_rule_a_slow_node_out() -> None:
+    said = verdicts(run(peaks=PEAKS))["slow-node"]
+    assert (said.status, said.evidence[0]) == (
+        "ruled_out",
+        "the weakest node has 98 % of the best one's peak; slow: below 75 %",
+    )
+    assert verdicts(run(peaks={"tf0": 200.0, "tf1": 100.0}))["slow-node"].status == "not_measured"
 
 
 def test_a_peak_that_was_measured_badly_makes_no_node_slow() -> None:

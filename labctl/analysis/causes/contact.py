@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from labctl.analysis.causes.common import error_text, is_matpow
 from labctl.node import wire
+from labctl.runs.record import OPEN_OUTCOMES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,6 +89,18 @@ class Stall:
 def ended_well(run: Explained) -> bool:
     """Return whether the client came to its end by itself, with a result, right or wrong."""
     return run.data.record.outcome in _ENDED_WELL
+
+
+def is_open(run: Explained) -> bool:
+    """Return whether the run goes on, so that more may yet be written."""
+    return run.data.record.outcome in OPEN_OUTCOMES
+
+
+def no_warm_step(run: Explained) -> tuple[str, str]:
+    """Return what a run without a warm step lacks, and what would measure it."""
+    if is_open(run):
+        return "the run has not come to a warm step yet", "labctl why, once it has"
+    return "the run has no warm step", "a run of the experiment that ends"
 
 
 def node_of(run: Explained, task: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING
 from labctl.analysis.causes.common import (
     Cause,
     cpus_text,
+    is_matpow,
     matters,
     no_trace,
     part_text,
+    phase_s,
+    products_ran,
     time_text,
     warm_s,
 )
-from labctl.analysis.causes.contact import node_of, own, workers
+from labctl.analysis.causes.contact import is_open, no_warm_step, node_of, own, workers
 from labctl.analysis.causes.model import Rule, Verdict
+from labctl.analysis.causes.travel import least_products, least_tensors_s
 from labctl.analysis.causes.usage import Use, uses
 from labctl.node import wire
 
@@ -40,10 +44,14 @@ SLOWED_ALONE = 0.6
 # each other, so that up to half is healthy: by itself the figure says little.
 WAITED = 0.3
 WAITED_ALONE = 0.75
+HEALTHY_WAIT = 0.5  # of the CPUs' time that is left to them
+_WAIT_SLACK = 0.05
 # Share of the CPUs that went to others, which with WAITED will do where no trace says how fast the products were.
 TAKEN = 0.2
 WEAKER = 0.75  # of the best node's peak
 _LEAST_SIZE_SHARE = 0.5  # a product much smaller than the measured one does not reach that peak
+
+_LIFT = "lift the CPU quota of {node} (cpu.max or cpu.cfs_quota_us of its control group)"
 
 _JUMP_S = 0.05
 _SLEW = 1e-3  # twice of what a clock service may bend a clock by, seconds a second
@@ -76,13 +84,17 @@ def _judge_starved(run: Explained) -> Verdict:
         return CPU_STARVED.ruled_out(
             f"placement one-host: {record.tasks} tasks share {cpus_text(cpus) if cpus else 'its CPUs'} on purpose"
         )
-    if warm is None:
-        return CPU_STARVED.not_measured(
-            "the run has no warm step", "a run of the experiment that ends"
-        )
+    if warm is None and is_matpow(run):
+        return CPU_STARVED.not_measured(*no_warm_step(run))
     used = uses(run)
     speeds = _speeds(run, used)
     tasks = sorted(used.keys() | speeds.keys())
+    if not tasks and warm is None:
+        return CPU_STARVED.not_measured(
+            "no usage events frame the script, or its processes used less than 50 ms"
+            + (": it has not come to its end yet" if is_open(run) else ""),
+            "a script that runs for some seconds to its end",
+        )
     if not tasks:
         return CPU_STARVED.not_measured(
             "neither usage events nor a speed of the products beside one that the node can do",
@@ -93,23 +105,93 @@ def _judge_starved(run: Explained) -> Verdict:
     for task in tasks:
         lost = _lost(used.get(task), speeds.get(task))
         if lost is not None:
-            costs.append((_computes_s(run, task, warm) * lost, task, lost))
-    if not costs or not matters(max(costs)[0], warm):
-        return CPU_STARVED.ruled_out(*lines)
+            costs.append((_cost_s(run, task, warm, lost), task, lost))
+    if warm is None:
+        whole_s = phase_s(run, wire.PHASE_SCRIPT) or 0.0
+        costs = [(used[task].wait_s, task, used[task].lost) for _, task, _ in costs]
+    else:
+        whole_s = warm
+    if not costs or not matters(max(costs)[0], whole_s):
+        return CPU_STARVED.ruled_out(*_not_starved(run, costs, lines, used, speeds))
     cost, task, lost = max(costs)
     node = node_of(run, task)
     whose, remedy = _whose_doing(run, node, used.get(task))
     both = task in used and task in speeds
     return CPU_STARVED.found(
-        cost,
+        cost if _priced(run) else None,
         [
             lines[tasks.index(task)],
+            *_least_line(run),
             *whose,
             *(line for other, line in zip(tasks, lines, strict=True) if other != task),
         ],
         remedy=remedy,
         confidence="high" if both else "medium",
         title=f"task:{task} on {node} has no CPU for {percent(lost)} of the time that it computes",
+    )
+
+
+def _priced(run: Explained) -> bool:
+    """Return whether it is known which part of a warm step a task can have lost at all."""
+    return warm_s(run) is not None and (run.split is not None or least_products(run) is not None)
+
+
+def _cost_s(run: Explained, task: int, warm: float | None, lost: float) -> float:
+    """Return what a task lost of a warm step, seconds; 0.0 without one.
+
+    Without a split it is no more than what its products at their best and its tensors leave of the step.
+    """
+    if warm is None:
+        return 0.0
+    if run.split is not None:
+        return _computes_s(run, task, warm) * lost
+    rest_s, least = warm - least_tensors_s(run), least_products(run)
+    return min(rest_s * lost, rest_s - (least.seconds if least is not None else 0.0))
+
+
+def _least_line(run: Explained) -> list[str]:
+    """Return what a step without a split needs at the least, as evidence."""
+    warm, least = warm_s(run), least_products(run)
+    if run.split is not None or warm is None or least is None:
+        return []
+    told = part_text(least.seconds + least_tensors_s(run), warm)
+    count = f"{least.products} product{'' if least.products == 1 else 's'} at {least.gflops:.0f} GFLOP/s"
+    return [f"a step of {count} and its tensors take {told} at the least"]
+
+
+def _not_starved(
+    run: Explained,
+    costs: Sequence[tuple[float, int, float]],
+    lines: Sequence[str],
+    used: Mapping[int, Use],
+    speeds: Mapping[int, Speed],
+) -> list[str]:
+    """Return what rules it out: each task's figures with the thresholds that they did not reach."""
+    tasks = sorted(used.keys() | speeds.keys())
+    told = [
+        f"{line}; {_threshold(used.get(task), speeds.get(task))}"
+        for task, line in zip(tasks, lines, strict=True)
+    ]
+    warm = warm_s(run)
+    if not costs or warm is None:
+        return told
+    cost, task, lost = max(costs)
+    whole = part_text(max(0.0, cost), warm)
+    first = f"task:{task} lost {percent(lost)} of its compute, which costs {whole} at most"
+    return [first, *_least_line(run), *lines]
+
+
+def _threshold(use: Use | None, speed: Speed | None) -> str:
+    """Return from where on a task's figures say that it is starved."""
+    if speed is not None and use is not None:
+        return f"starved: at most {percent(SLOWED)} of the peak and {percent(WAITED)} without a CPU"
+    if speed is not None:
+        return f"starved: at most {percent(SLOWED_ALONE)} of the peak"
+    if use is None or use.taken is None:
+        return f"starved: {percent(WAITED_ALONE)}"
+    return (
+        f"others took {percent(use.taken)} of the CPUs; starved: {percent(WAITED_ALONE)}, or "
+        f"{percent(WAITED)} where others took {percent(TAKEN)}"
     )
 
 
@@ -225,11 +307,16 @@ def _by_the_node(node: str, use: Use) -> tuple[list[str], str] | None:
         return [line], f"another machine type or host for {node}: its CPUs are shared"
     if use.others_s == most:
         line = f"the CPUs of {node} worked {part_text(most, whole_s)} for other processes"
-        return [line], f"end the other load on {node} (top shows it there)"
+        explained = 1 - (1 - (use.taken or 0.0)) * (1 - HEALTHY_WAIT)
+        if use.lost <= explained + _WAIT_SLACK:
+            return [line], f"end the other load on {node} (top shows it there)"
+        more = (
+            f"that explains {percent(explained)} of waiting at most, not {percent(use.lost)}: "
+            "a quota from outside is likely as well"
+        )
+        return [line, more], f"{_LIFT.format(node=node)}, and end the other load there (top)"
     line = f"the CPUs of {node} stood idle for {part_text(most, whole_s)} meanwhile: a quota from outside"
-    return [
-        line
-    ], f"lift the CPU quota of {node} (cpu.max or cpu.cfs_quota_us of its control group)"
+    return [line], _LIFT.format(node=node)
 
 
 def percent(share: float) -> str:
@@ -249,9 +336,7 @@ def _judge_slow(run: Explained) -> Verdict:
     if record.parameters.device == "gpu":
         return SLOW_NODE.not_measured("the peaks of the GPUs", "labctl answer measures them")
     if warm is None:
-        return SLOW_NODE.not_measured(
-            "the run has no warm step", "a run of the experiment that ends"
-        )
+        return SLOW_NODE.not_measured(*no_warm_step(run))
     baseline = record.baseline
     peaks = {node.task: baseline.peak(node.name) if baseline else None for node in record.nodes}
     known = {task: peak for task, peak in peaks.items() if peak is not None and peak.gflops > 0}
@@ -259,12 +344,13 @@ def _judge_slow(run: Explained) -> Verdict:
         missing = ", ".join(node_of(run, task) for task in peaks if task not in known)
         return SLOW_NODE.not_measured(f"the peak of {missing}", "labctl check --compute")
     traced = _fastest(run)
+    best_peak = max(peak.gflops for peak in known.values())
     if not known.keys() <= traced.keys():
-        return SLOW_NODE.not_measured(*no_trace(run))
-    best_peak, best_traced = max(peak.gflops for peak in known.values()), max(traced.values())
+        return _slow_by_peaks(run, {peak.node: peak.gflops for peak in known.values()})
+    best_traced = max(traced.values())
     lines = [
         f"{peak.node}: {peak.gflops:.1f} GFLOP/s by itself on {cpus_text(peak.threads)}, "
-        f"{traced[task]:.1f} in the traced steps"
+        f"{traced[task]:.1f} in the traced steps{_too_low(traced[task], peak.gflops)}"
         for task, peak in known.items()
     ]
     used = uses(run)
@@ -276,7 +362,7 @@ def _judge_slow(run: Explained) -> Verdict:
         if share < WEAKER and _lost(used.get(task), speeds.get(task)) is None:
             costs.append((_computes_s(run, task, warm) * (1 - share), task, share))
     if not costs or not matters(max(costs)[0], warm):
-        return SLOW_NODE.ruled_out(*lines)
+        return SLOW_NODE.ruled_out(*lines, f"slow: below {percent(WEAKER)} of the best in both")
     cost, task, share = max(costs)
     node = node_of(run, task)
     return SLOW_NODE.found(
@@ -284,6 +370,24 @@ def _judge_slow(run: Explained) -> Verdict:
         lines,
         remedy=f"give {node} the machine type of the others, or less of the work",
         title=f"{node} computes at {percent(share)} of the best node's speed",
+    )
+
+
+def _too_low(traced: float, peak: float) -> str:
+    return ": that peak was measured on a busy host" if traced >= 1.005 * peak else ""
+
+
+def _slow_by_peaks(run: Explained, peaks: dict[str, float]) -> Verdict:
+    """Return what the nodes' own peaks say where no traced step tells each one's speed."""
+    lines = [f"{node}: {peak:.1f} GFLOP/s by itself" for node, peak in peaks.items()]
+    if run.trace is not None and products_ran(run) == 0:
+        return SLOW_NODE.ruled_out("0 products ran in the traced step", *lines)
+    least = min(peaks.values()) / max(peaks.values())
+    if least < WEAKER:
+        return SLOW_NODE.not_measured(*no_trace(run))
+    return SLOW_NODE.ruled_out(
+        f"the weakest node has {percent(least)} of the best one's peak; slow: below {percent(WEAKER)}",
+        *lines,
     )
 
 

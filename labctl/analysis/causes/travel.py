@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from labctl.analysis.causes.common import durations_s, time_text
+from labctl.analysis.causes.common import durations_s, is_matpow, products_asked, time_text
+from labctl.analysis.causes.contact import workers
 from labctl.analysis.steps import percentile
 
 if TYPE_CHECKING:
@@ -176,3 +177,41 @@ def break_even(trace: StepTrace, size: int | None) -> BreakEven | None:
         f"and {rate / 1e6:.0f} MB/s"
     )
     return BreakEven(work, needed, text)
+
+
+@dataclass(frozen=True, slots=True)
+class Least:
+    """What a task's products in one step need at the least.
+
+    Attributes:
+        seconds: Their time.
+        gflops: The best peak that a node of the lab is known to have.
+        products: How many a task forms.
+    """
+
+    seconds: float
+    gflops: float
+    products: int
+
+
+def least_products(run: Explained) -> Least | None:
+    """Return what a step's products need at the nodes' best peak; None if their number or no peak is known."""
+    record, asked = run.data.record, products_asked(run)
+    parameters, baseline = record.parameters, record.baseline
+    peak = max((each.gflops for each in baseline.compute), default=0.0) if baseline else 0.0
+    known = is_matpow(run) and parameters.device == "cpu" and peak > 0
+    if not known or asked is None or parameters.size is None:
+        return None
+    share = asked // max(1, record.tasks) if workers(run) else asked
+    return Least(share * 2 * parameters.size**3 / (peak * 1e9), peak, share)
+
+
+def least_tensors_s(run: Explained) -> float:
+    """Return what a remote task's tensors need in one step at the fastest link's speed; 0.0 if none is known."""
+    record = run.data.record
+    links = record.baseline.links if record.baseline is not None else ()
+    fastest = max((link.bits_per_s for link in links), default=0.0)
+    if not workers(run) or record.parameters.size is None or fastest <= 0:
+        return 0.0
+    matrices = 2 if record.parameters.feed == "fed" else 1
+    return matrices * 4 * record.parameters.size**2 * 8 / fastest

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from labctl.analysis.causes.common import is_matpow
 from labctl.analysis.causes.contact import own
 from labctl.node import wire
 
@@ -58,7 +59,7 @@ class Use:
 
 
 def uses(run: Explained) -> dict[int, Use]:
-    """Return what each task used over the warm steps, as far as it is known; by task."""
+    """Return what each task used over the warm steps, or a script, as far as it is known; by task."""
     bounds = _warm_bounds(run)
     record = run.data.record
     found: dict[int, Use] = {}
@@ -74,13 +75,14 @@ def uses(run: Explained) -> dict[int, Use]:
 
 
 def _warm_bounds(run: Explained) -> tuple[float, float] | None:
-    """Return begin and end of the warm steps, seconds after the origin."""
+    """Return begin and end of the warm steps, of a script as a whole, seconds after the origin."""
     record = run.data.record
+    phase = wire.PHASE_WARM_STEPS if is_matpow(run) else wire.PHASE_SCRIPT
     times = [
         record.since_origin_s(record.remote.node, event.t_s)
         for kind in (wire.PHASE_BEGIN, wire.PHASE_END)
         for event in own(run)
-        if event.kind == kind and event.text("phase") == wire.PHASE_WARM_STEPS
+        if event.kind == kind and event.text("phase") == phase
     ]
     return (times[0], times[1]) if len(times) == 2 else None
 
