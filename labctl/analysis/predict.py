@@ -221,8 +221,10 @@ def _check(work: Work, book: Book) -> Range:
             cost = its.tasks * its.size**3 * (its_power.bit_length() + its_power.bit_count())
         if each.checked_by in samples and each.verify_s:
             samples[each.checked_by].append(each.verify_s / cost * 1e9)
-    by_float64 = figure("check by float64", "ns", samples["float64"], "runs")
-    by_vector = figure("check by random vectors", "ns", samples["random-vector"], "runs")
+    by_float64 = figure("check by float64", "ns/multiply-add", samples["float64"], "runs")
+    by_vector = figure(
+        "check by random vectors", "ns/multiply-add", samples["random-vector"], "runs"
+    )
     if by_float64 is None and by_vector is None:
         book.note("the check of the result was not measured: it is left out")
         return NOTHING

@@ -59,7 +59,7 @@ def figure_text(each: Figure) -> str:
     value = _amount(each.range.value, each.unit)
     low, high = (
         _amount(one, each.unit).removesuffix(f" {each.unit}")
-        if each.unit.endswith("/s")
+        if "/" in each.unit
         else _amount(one, each.unit)
         for one in (each.range.low, each.range.high)
     )
@@ -164,7 +164,7 @@ def _prediction_lines(prediction: Prediction) -> list[str]:
         lines.append(f"  whole run    {_span(prediction.wall)}, with {work.repeat} warm steps")
     lines += ["", "  of the warm step"]
     lines += [
-        f"    {part.what:<12}{part.where:<34}{_time(part.seconds.value):>10}"
+        f"    {part.what:<12}{part.where:<34}{time_text(part.seconds.value):>10}"
         for part in prediction.parts
     ]
     return [*lines, ""]
@@ -197,12 +197,15 @@ def _gpu_lines(found: Outlook, on: OnGpu) -> list[str]:
             each.issue_s, each.latency_s, each.lower_s, each.resident_s, each.alone_s,
             own * each.resident_s, both * each.resident_s,
         )  # fmt: skip
-        lines.append(f"    {each.kernel.name:<12}{''.join(f'{_time(s):>11}' for s in times)}")
+        lines.append(f"    {each.kernel.name:<12}{''.join(f'{time_text(s):>11}' for s in times)}")
     best, worst = on.library
-    rows = [("library", f"{_time(best)} to {_time(worst)}, 80 to 20 % of the peak")]
+    rows = [("library", f"{time_text(best)} to {time_text(worst)}, 80 to 20 % of the peak")]
     if found.product_s is not None:
         rows.append(
-            ("CPU here", f"{_time(found.product_s)}, {_time(own * found.product_s)} for {own}")
+            (
+                "CPU here",
+                f"{time_text(found.product_s)}, {time_text(own * found.product_s)} for {own}",
+            )
         )
     rows.append(
         ("question", f"about {ptx.QUESTION_S:g} s, with 2 x {own} products of L 1000 in it")
@@ -239,25 +242,27 @@ def _run_line(each: Scored) -> str:
     inter_op = "default" if work.inter_op is None else work.inter_op
     what = f"L {work.size} n {work.power} {work.algorithm} {work.feed} {work.placement} inter-op {inter_op}"
     planned = "  planned" if each.planned else ""
-    return f"  {each.run_id:<24}{_span(each.warm):>26}{_time(each.warm_s):>11}{error:>+7.0f}%  {what}{planned}"
+    return f"  {each.run_id:<24}{_span(each.warm):>26}{time_text(each.warm_s):>11}{error:>+7.0f}%  {what}{planned}"
 
 
 def _span(range_: Range) -> str:
-    return f"{_time(range_.value)} ({_time(range_.low)} to {_time(range_.high)})"
+    return f"{time_text(range_.value)} ({time_text(range_.low)} to {time_text(range_.high)})"
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
+    """Return a time with two digits or more, in the unit that suits it."""
     if abs(seconds) >= 1:
         return f"{seconds:.1f} s"
-    milliseconds = seconds * 1e3
-    if abs(milliseconds) >= 1:
-        return f"{milliseconds:.0f} ms" if abs(milliseconds) >= 10 else f"{milliseconds:.1f} ms"
-    return f"{milliseconds * 1e3:.0f} µs"
+    for factor, unit in ((1e3, "ms"), (1e6, "µs"), (1e9, "ns")):
+        if abs(seconds) * factor >= 1:
+            value = seconds * factor
+            return f"{value:.0f} {unit}" if abs(value) >= 10 else f"{value:.1f} {unit}"
+    return "under 1 ns" if seconds else "0 s"
 
 
 def _amount(value: float, unit: str) -> str:
     if unit in {"s", "s/MB"}:
-        return "0, under the noise" if value < _NOISE_S else f"{_time(value)}{unit[1:]}"
+        return "0, under the noise" if value < _NOISE_S else f"{time_text(value)}{unit[1:]}"
     return f"{_digits(value)} {unit}".strip()
 
 

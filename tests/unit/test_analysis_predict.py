@@ -109,6 +109,13 @@ def test_the_wall_time_adds_up() -> None:
     assert plain.wall.value < found.wall.value
 
 
+def test_the_check_is_priced_by_its_multiply_adds() -> None:
+    (found,) = (each for each in predict(Work(), [facts()]).constants if "check" in each.name)
+    # Two tasks, each 3 bits and 2 set ones of n = 5, L^3 a product.
+    assert found.unit == "ns/multiply-add"
+    assert found.range.value == pytest.approx(0.2 / (2 * 1000**3 * 5) * 1e9)
+
+
 def test_three_tasks_share_task_0s_link() -> None:
     three = (*MACHINES, ("tf2", 1, "2.21.0"))
     known = facts(

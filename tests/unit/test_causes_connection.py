@@ -350,3 +350,35 @@ def test_an_empty_record_says_what_is_missing() -> None:
     assert said["stale-spec"].status == "not_measured"
     assert said["protocol-skew"].status == "not_measured"
     assert not [verdict for verdict in said.values() if verdict.status == "found"]
+
+
+def test_what_the_client_did_not_say_of_its_variables_rules_no_proxy_out() -> None:
+    older = [replace(each, data={}) if each.kind == wire.HELLO else each for each in AT_CONTACT]
+    silent_record = run(older, outcome="timeout", ended_at_s=33.0, log=(STILL,))
+    assert verdicts(silent_record)["proxy"].status == "not_measured"
+    told = verdicts(hung(after=None))["proxy"]
+    assert told.evidence == ("0 proxy variables were given to the client",)
+    ended = run([replace(each, data={}) if each.kind == wire.HELLO else each for each in HEALTHY])
+    assert verdicts(ended)["proxy"].evidence == ("a session reached all 2 tasks",)
+    # One that its node gave it is told by the client alone.
+    caught = [
+        replace(each, data={"environment": {"https_proxy": None}})
+        if each.kind == wire.HELLO
+        else each
+        for each in AT_CONTACT
+    ]
+    found = verdicts(run(caught, outcome="timeout", ended_at_s=33.0, log=(STILL,)))["proxy"]
+    assert found.status == "found"
+    assert found.evidence[0].startswith("https_proxy was set for the client")
+
+
+def test_that_a_script_ended_well_does_not_say_whom_it_reached() -> None:
+    script = replace(MATPOW, experiment="script", size=None, power=None, algorithm=None)
+    named = (TF0, replace(TF1, tf_address="tf1:2222"))
+    said = verdicts(run(HELLO, parameters=script, nodes=named))
+    assert said["name-resolves-to-self"].status == "not_measured"
+    assert said["protocol-skew"].evidence == ("TensorFlow 2.21 on tf0, 2.21 on tf1",)
+    mixed = (TF0, replace(TF1, versions={"tensorflow": "2.20.0"}))
+    assert verdicts(run(HELLO, parameters=script, nodes=mixed))["protocol-skew"].status == (
+        "not_measured"
+    )

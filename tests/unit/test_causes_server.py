@@ -254,3 +254,11 @@ def test_a_killed_server_that_systemd_started_anew_is_one_story_with_the_failure
     assert said.evidence[0] == "its process was killed (signal KILL); systemd started it anew"
     assert "last words" in said.remedy
     assert "last words" not in verdicts(RESTARTED)["server-restarted"].remedy
+
+
+def test_without_a_log_or_usage_memory_is_not_ruled_out() -> None:
+    error = event(wire.ERROR, 9.0, kind="unexpected", message="x")
+    bare = verdicts(run([*HEALTHY[:8], error], outcome="failed"))["out-of-memory"]
+    assert bare.status == "not_measured"
+    logged = verdicts(run([*HEALTHY[:8], error], outcome="failed", log=("a", "b")))
+    assert logged["out-of-memory"].evidence == ("0 of 2 log lines speak of memory",)

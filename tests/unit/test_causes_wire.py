@@ -16,7 +16,7 @@ from labctl.analysis.explained import Explained
 from labctl.node import wire
 from labctl.runs.baseline import Baseline, LinkBaseline
 from tests.unit.explained_samples import explained, extra_steps, healthy, hung, starved, traced
-from tests.unit.stories import MATPOW, START_S, event
+from tests.unit.stories import HEALTHY, MATPOW, START_S, event, run
 
 SMALL = {
     "product_s": 1e-4,
@@ -239,6 +239,9 @@ def test_the_master_and_the_protocol() -> None:
     assert (
         verdicts(explained(traced(), parameters=script))["remote-master"].status == "not_measured"
     )
+    bare = verdicts(run(HEALTHY, outcome="failed", parameters=script))
+    assert bare["protocol-plugin"].status == "not_measured"
+    assert verdicts(run(HEALTHY, parameters=script))["protocol-plugin"].status == "ruled_out"
     words = "No server factory registered; the available server factories are: [ GRPC_SERVER ]"
     error = event(wire.ERROR, 4.0, kind="script", message=words)
     asked = verdicts(explained(traced(), parameters=script, extra=[error]))["protocol-plugin"]

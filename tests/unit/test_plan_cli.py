@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from labctl.__main__ import run
+from labctl.analysis.constants import figure
 from labctl.lab.home import Home
 from labctl.runs.record import read_record, write_record
 from labctl.runs.store import RunStore
+from labctl.views.plan import figure_text, time_text
 
 RECORDS = Path(__file__).resolve().parents[1] / "fixtures/records"
 FED, STAGED = "20261130T181128Z-7aa9b1", "20261130T181529Z-a52ef3"
@@ -88,6 +90,30 @@ def test_the_terminal_says_what_it_rests_on(
     ):
         assert words in text
     assert "measured at L 1000, not near L 3000" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 s"),
+        (4e-7, "400 ns"),
+        (2.34e-11, "under 1 ns"),
+        (-3.2e-6, "-3.2 µs"),
+        (0.0301, "30 ms"),
+        (0.0041, "4.1 ms"),
+        (61.24, "61.2 s"),
+    ],
+)
+def test_no_time_above_nothing_is_shown_as_nothing(seconds: float, text: str) -> None:
+    assert time_text(seconds) == text
+
+
+def test_the_checks_constant_says_of_what_it_is() -> None:
+    found = figure("check by float64", "ns/multiply-add", [0.0234, 0.03], "runs")
+    assert found is not None
+    assert figure_text(found) == (
+        "check by float64: 0.0267 ns/multiply-add (0.0234 to 0.03, n 2, runs)"
+    )
 
 
 def test_a_gpu_is_shown_with_and_without_constants(

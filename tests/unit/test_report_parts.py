@@ -305,6 +305,21 @@ def test_what_differs_between_nodes_is_marked() -> None:
     assert rows["CPU limit"].values == ("none", "none")
 
 
+def test_what_a_node_was_never_asked_is_not_none() -> None:
+    record = stories.run().data.record
+    older = tuple(NodeFacts(f"tf{task}", task, "a:1") for task in (0, 1))
+    rows = {row.label: row.values for row in fact_rows(replace(record, nodes=older))}
+    assert rows["CPU limit"] == rows["proxy variables"] == ("not measured", "not measured")
+    told = tuple(replace(node, load_1min=0.0) for node in older)
+    rows = {row.label: row.values for row in fact_rows(replace(record, nodes=told))}
+    assert rows["CPU limit"] == rows["proxy variables"] == ("none", "none")
+
+
+def test_on_paper_nothing_is_folded() -> None:
+    printed = STYLE.read_text().partition("@media print {")[2]
+    assert re.search(r"details::details-content \{ content-visibility: visible", printed)
+
+
 def test_a_restarted_server_is_said_to_be_another_process() -> None:
     record = stories.run().data.record
     again = replace(stories.SERVER, invocation_id="b" * 32, inter_op=None)
