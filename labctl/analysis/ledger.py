@@ -29,6 +29,7 @@ PHASE_GRAPH_SETUP = "graph_setup"
 PHASE_FIRST_RUN = "first_run"
 WARM = "warm"
 _SHORTEST_S = 1e-6
+_SEAM_S = 1e-3  # between two phases of the client: nobody's
 _JUMP_S = 0.05  # wall and monotonic clock of one process may differ by this much over a run
 # TensorFlow's log: the session looks for its workers; it has them and goes on to the graph.
 _REACHING, _REACHED = "Scanning workers for devices", "mlir_graph_optimization_pass"
@@ -81,7 +82,12 @@ def build_ledger(own: Sequence[Span], client: Sequence[Span], wall_s: float) -> 
         wall_s: Length of the run, seconds.
     """
     work = one_after_the_other(within(client, wall_s))
-    rest = [piece for span in within(own, wall_s) for piece in outside(span, work)]
+    rest = [
+        piece
+        for span in within(own, wall_s)
+        for piece in outside(span, work)
+        if not _is_seam(piece, span)
+    ]
     rows = tuple(sorted((*work, *one_after_the_other(rest)), key=lambda row: row.start_s))
     return Ledger(rows, wall_s, max(0.0, wall_s - math.fsum(row.duration_s for row in rows)))
 
@@ -216,6 +222,13 @@ def within(spans: Iterable[Span], wall_s: float) -> list[Span]:
         if end - start >= _SHORTEST_S:
             kept.append(replace(span, start_s=start, duration_s=end - start))
     return kept
+
+
+def _is_seam(piece: Span, span: Span) -> bool:
+    """Return whether a piece of labctl's time is but the moment between two of the client's phases."""
+    end_s = piece.start_s + piece.duration_s
+    between = piece.start_s > span.start_s and end_s < span.start_s + span.duration_s - _SHORTEST_S
+    return between and piece.duration_s < _SEAM_S
 
 
 def _mostly_within(span: Span, wall_s: float) -> bool:

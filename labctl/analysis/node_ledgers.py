@@ -17,6 +17,7 @@ from labctl.analysis.ledger import (
     within,
 )
 from labctl.analysis.model import StepTrace
+from labctl.analysis.server_time import WAITING, server_time
 from labctl.analysis.split import task_parts
 from labctl.analysis.trace import task_nodes
 from labctl.node import wire
@@ -24,7 +25,6 @@ from labctl.runs.data import RunData
 from labctl.runs.events import Event
 from labctl.runs.record import Span
 
-WAITING = "waiting"
 SERVER = "join_server"
 _SAME_S = 0.05
 # Phases of the client in which the other tasks work for it.
@@ -49,7 +49,8 @@ def node_ledgers(
     """Return one ledger of labctl and of each node; none while the run has no end yet.
 
     In the warm steps a task does what the traced step says of it, in its proportions. In the client's other phases
-    that all tasks share, and without a trace, the row of another node is the client's phase.
+    that all tasks share, and without a trace, the row of another node is the client's phase. In the rest of the
+    time it works or waits as far as its join server's `usage` events tell; what they do not tell is unexplained.
 
     Args:
         data: The run.
@@ -78,7 +79,12 @@ def node_ledgers(
         served = one_after_the_other(within(started, wall_s))
         rest = [piece for span in within(shares, wall_s) for piece in outside(span, served)]
         rows = sorted([*served, *one_after_the_other(rest)], key=lambda row: row.start_s)
-        ledger = _ledger(name, rows, _idle(rows, wall_s, whole=name != client), wall_s)
+        if name == client:
+            ledger = _ledger(name, rows, _idle(rows, wall_s), wall_s)
+        else:
+            processes = _processes(data.server_events.get(name, ()))
+            told = server_time(data, name, processes, clocks, rows, wall_s)
+            ledger = _ledger(name, sorted([*rows, *told], key=lambda row: row.start_s), (), wall_s)
         before = tuple(span for span in started if span.start_s + span.duration_s <= 0)
         ledgers.append(replace(ledger, before=before))
     return tuple(ledgers)
@@ -104,9 +110,9 @@ def _idle_of_labctl(work: Sequence[Span]) -> list[Span]:
     return [Span(WAITING, "", work[0].start_s, end_s - work[0].start_s, "labctl")]
 
 
-def _idle(rows: Sequence[Span], wall_s: float, *, whole: bool) -> list[Span]:
-    """Return when a node may be said to wait: all the time, or only before and after its own work."""
-    if whole or not rows:
+def _idle(rows: Sequence[Span], wall_s: float) -> list[Span]:
+    """Return when the client's node may be said to wait: before and after its client."""
+    if not rows:
         return [Span(WAITING, "", 0.0, wall_s, "labctl")]
     end_s = rows[-1].start_s + rows[-1].duration_s
     return [

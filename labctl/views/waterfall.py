@@ -15,7 +15,7 @@ from labctl.analysis.ledger import (
     Ledger,
     NodeLedger,
 )
-from labctl.analysis.node_ledgers import WAITING
+from labctl.analysis.server_time import WAITING
 from labctl.analysis.split import WAIT
 from labctl.console import safe_text
 from labctl.node import wire

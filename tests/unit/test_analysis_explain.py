@@ -36,9 +36,11 @@ def test_real_records_are_read_without_a_problem_and_add_up(name: str) -> None:
     assert explained.problems == ()
     wall_s = explained.data.record.wall_s
     assert wall_s is not None
+    # An older record says nothing of what a join server used.
+    knows_servers = explained.data.record.servers_before[0].cpu_s is not None
     for rest_s in (
         explained.ledger.unexplained_s,
-        *(each.unexplained_s for each in explained.nodes),
+        *(each.unexplained_s for each in explained.nodes if each.node != "tf1" or knows_servers),
     ):
         assert rest_s < 0.05 * wall_s
     assert [each.node for each in explained.nodes] == ["labctl", "tf0", "tf1"]

@@ -74,6 +74,19 @@ def test_time_that_the_client_works_is_the_clients() -> None:
     assert ledger.unexplained_s == pytest.approx(1)
 
 
+def test_a_moment_between_two_phases_is_nobodys() -> None:
+    own = [Span("inventory", "labctl", 0, 5, "labctl")]
+    client = [Span("import", "tf0", 1, 1, "client"), Span("step", "tf0", 2.0005, 1, "client")]
+    ledger = build_ledger(own, client, 5)
+    assert [(row.phase, row.start_s) for row in ledger.rows] == [
+        ("inventory", 0),
+        ("import", 1),
+        ("step", 2.0005),
+        ("inventory", 3.0005),
+    ]
+    assert ledger.unexplained_s == pytest.approx(0.0005)
+
+
 RECORD = RunRecord(
     run_id="r",
     lab="x",
@@ -273,10 +286,10 @@ def test_each_node_has_a_ledger_of_its_own() -> None:
             ("first_step", 4, 4),
             ("waiting", 8, 2),
         ],
-        "tf1": [("waiting", 0, 4), ("first_step", 4, 4), ("waiting", 8, 2)],
+        "tf1": [("first_step", 4, 4)],  # its server wrote no `usage`
     }
     rest = {ledger.node: ledger.unexplained_s for ledger in explained.nodes}
-    assert rest == {"labctl": 1.5, "tf0": 0, "tf1": 0}
+    assert rest == {"labctl": 1.5, "tf0": 0, "tf1": 6}
     (before,) = explained.nodes[2].before
     assert (before.phase, before.start_s) == ("join_server import_tensorflow", -9.0)
 
@@ -298,11 +311,9 @@ def test_a_server_that_starts_within_the_run_works_then() -> None:
     data = RunData(Path(), record, tuple(phase("first_step", 1104, 1108)), {"tf1": tuple(again)})
     rows = explain(data).nodes[2].rows
     assert [(row.phase, row.start_s, row.duration_s) for row in rows] == [
-        ("waiting", 0, 2),
         ("join_server interpreter", 2, 1),
         ("join_server import_tensorflow", 3, 2),
         ("first_step", 5, 3),
-        ("waiting", 8, 12),
     ]
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from labctl.analysis.ledger import PHASE_CONNECT, PHASE_FIRST_RUN, PHASE_GRAPH_SETUP, WARM
-from labctl.analysis.node_ledgers import SERVER, WAITING
+from labctl.analysis.node_ledgers import SERVER
+from labctl.analysis.server_time import WAITING
 from labctl.node import wire
 
 _NARROWEST = 0.12  # percent of the axis: what a bar is drawn with at least
