@@ -56,6 +56,8 @@ class Edge:
             was never measured.
         baseline_share: Rate as part of the measured network baseline of this direction, 0 to 1 and above; None
             without a baseline.
+        doubt: Why the rate is not to be believed although the stamp was not cut: it is above what the baseline
+            allows; None for no doubt.
     """
 
     tensor: str
@@ -69,6 +71,19 @@ class Edge:
     clamped: bool
     clock_error_s: float
     baseline_share: float | None = None
+    doubt: str | None = None
+
+    @property
+    def believed(self) -> bool:
+        """Whether the rate can be true."""
+        return not self.clamped and self.doubt is None
+
+    @property
+    def asked_mb_per_s(self) -> float | None:
+        """Least rate that it had, MB/s: since it was asked for, by the receiver's clock alone."""
+        if self.size_bytes is None or self.asked_s is None or self.arrived_s <= self.asked_s:
+            return None
+        return self.size_bytes / 1e6 / (self.arrived_s - self.asked_s)
 
     @property
     def wire_s(self) -> float:

@@ -27,6 +27,14 @@ IDLE_OPS = frozenset(
 # A sender's stamp this soon after the receiver's part began may be the request's own time, which TensorFlow
 # puts there when the sender's clock is behind.
 _CUT_S = 200e-6
+# A rate this far above the measured one cannot be true beside it.
+MOST_SHARE = 1.05
+_STAMP_OR_BASELINE = (
+    "it is above the measured baseline: the sender's stamp is late, or the baseline is too low"
+)
+_BASELINE = (
+    "it is above the measured baseline by the receiver's clock alone: the baseline is too low"
+)
 _SLACK_S = 1e-3  # stamps this far outside of a step are within what its own start is known to
 
 
@@ -73,6 +81,12 @@ def step_traces(
         problems += [f"{name}: {each}" for each in reader.problems]
         if trace is not None:
             traces.append(trace)
+    doubted = [edge.baseline_share or 0.0 for each in traces for edge in each.edges if edge.doubt]
+    if doubted:
+        problems.append(
+            f"step stats: faster than the measured network, up to {max(doubted):.0%} of it: {len(doubted)} of "
+            f"{sum(len(each.edges) for each in traces)} transfers; their senders' stamps or the baseline are wrong"
+        )
     return tuple(traces), problems
 
 
@@ -257,7 +271,12 @@ class _Reader:
         link = baseline.link(self._node(edge.source), self._node(edge.target))
         if link is None or link.bits_per_s <= 0:
             return told
-        return replace(told, baseline_share=told.mb_per_s * 8e6 / link.bits_per_s)
+        share = told.mb_per_s * 8e6 / link.bits_per_s
+        doubt = None
+        if share > MOST_SHARE:
+            least = (told.asked_mb_per_s or 0.0) * 8e6 / link.bits_per_s
+            doubt = _BASELINE if least > MOST_SHARE else _STAMP_OR_BASELINE
+        return replace(told, baseline_share=share, doubt=doubt)
 
     def _is_clamped(
         self, edge: RawEdge, asked_s: float | None, answered_s: float, arrived_s: float

@@ -140,6 +140,8 @@ def edge_object(edge: Edge) -> dict[str, Any]:
         "mb_per_s": None if edge.mb_per_s is None else round(edge.mb_per_s, 3),
         "baseline_percent": None if share is None else round(share * 100, 2),
         "clamped": edge.clamped,
+        "believed": edge.believed,
+        "doubt": edge.doubt,
         "clock_error_ms": None
         if math.isinf(edge.clock_error_s)
         else round(edge.clock_error_s * 1e3, 6),

@@ -72,6 +72,10 @@ def edge_lines(explained: Explained) -> list[str]:
         lines.append(f"  and {len(edges) - _MOST_EDGES} more transfers")
     if any(edge.clamped for edge in edges[:_MOST_EDGES]):
         lines.append("  ? cut by the difference of two clocks, not to be believed")
+    if any(edge.doubt for edge in edges[:_MOST_EDGES]):
+        lines.append(
+            "  % ? faster than the measured network: the sender's stamp or the baseline is wrong"
+        )
     return lines
 
 
@@ -82,7 +86,11 @@ def _edge_line(edge: Edge) -> str:
     asked = "" if edge.asked_s is None else f"{edge.asked_s * 1e3:.1f}"
     answered = "?" if edge.clamped else f"{edge.answered_s * 1e3:.1f}"
     rate = "" if edge.mb_per_s is None else f"{edge.mb_per_s:.0f}"
-    share = "" if edge.baseline_share is None else f"{edge.baseline_share * 100:.0f} %"
+    share = (
+        ""
+        if edge.baseline_share is None
+        else f"{edge.baseline_share * 100:.0f} %{' ?' if edge.doubt else ''}"
+    )
     way = f"task:{edge.source}>task:{edge.target}"
     return (
         f"  {name:<{_NAME}}  {way:<14}  {size:>7}  {asked:>7}  {answered:>8}  "

@@ -455,3 +455,18 @@ def test_telling_apart_keeps_each_task_once() -> None:
     for before, after in itertools.pairwise(trace.ops):
         assert before.start_s <= after.start_s
     assert not any(computes(run) for run in trace.ops if run.op == "_SOURCE")
+
+
+@pytest.mark.parametrize(
+    ("bits_per_s", "doubt"),
+    [(16e9, None), (9e9, "stamp is late"), (1e9, "receiver's clock alone")],
+)
+def test_a_transfer_faster_than_the_link_is_doubted(bits_per_s: float, doubt: str | None) -> None:
+    explained = explain(run_data(fed_step(starved=True), duration_ms=50, bits_per_s=bits_per_s))
+    assert explained.trace is not None
+    fed = edge_to(explained.trace, 1)  # 4 MB in 3 ms, asked for 23 ms before
+    assert fed.believed == (doubt is None)
+    assert doubt is None or doubt in str(fed.doubt)
+    assert fed.mb_per_s == pytest.approx(4 / 0.003)
+    told = [each for each in explained.problems if "faster than the measured network" in each]
+    assert len(told) == (doubt is not None)

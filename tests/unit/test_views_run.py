@@ -145,7 +145,7 @@ def test_the_object_tells_steps_and_transfers(store_of_fed: RunStore) -> None:
     fed = next(edge for edge in run["edges"] if edge["target"] == 1)
     assert set(fed) == {
         "tensor", "bytes", "source", "target", "asked_ms", "answered_ms", "arrived_ms", "waited_ms",
-        "wire_ms", "mb_per_s", "baseline_percent", "clamped", "clock_error_ms",
+        "wire_ms", "mb_per_s", "baseline_percent", "clamped", "believed", "doubt", "clock_error_ms",
     }  # fmt: skip
     assert (fed["tensor"], fed["bytes"], fed["clamped"]) == ("_recv_input_1_0", 4_000_000, False)
     assert fed["waited_ms"] == pytest.approx(fed["answered_ms"] - fed["asked_ms"], abs=0.002)
