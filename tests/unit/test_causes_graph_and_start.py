@@ -222,6 +222,9 @@ def test_servers_that_stood_are_not_paid_in_the_run() -> None:
     )
     assert verdict("server-start", children).seconds == pytest.approx(4.61)
     assert verdict("server-start", run([], parameters=SCRIPT)).status == "not_measured"
+    assert verdict("server-start", run([])).status == "not_measured"
+    early = run(phase(wire.PHASE_IMPORT_TENSORFLOW, -90.0, -85.0), ended_at_s=None)
+    assert verdict("import", early).evidence[0] == "the import's stamps lie outside of the run"
 
 
 # Devices

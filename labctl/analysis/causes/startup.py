@@ -43,11 +43,11 @@ _XLA_VARIABLES = ("TF_XLA_FLAGS", "XLA_FLAGS")
 def _import(run: Explained) -> Verdict:
     seconds, wall = phase_s(run, wire.PHASE_IMPORT_NUMPY, wire.PHASE_IMPORT_TENSORFLOW), wall_s(run)
     if seconds is None or wall is None:
-        missing = (
-            "a script's own import is not timed"
-            if not is_matpow(run)
-            else "the run ended before its import"
-        )
+        missing = "the run ended before its import"
+        if not is_matpow(run):
+            missing = "a script's own import is not timed"
+        elif any(event.text("phase") == wire.PHASE_IMPORT_TENSORFLOW for event in run.data.events):
+            missing = "the import's stamps lie outside of the run"
         return IMPORT.not_measured(
             missing, "python -X importtime -c 'import tensorflow' on the node"
         )
@@ -134,7 +134,7 @@ def _server_start(run: Explained) -> Verdict:
     waited = phase_s(run, wire.PHASE_PEERS)
     paid = _paid_by_labctl_s(run)
     children = run.data.record.parameters.placement == "one-host"
-    if wall is None or (own is None and not is_matpow(run)):
+    if wall is None or (own is None and not paid):
         return cause.not_measured("the run has no server phase", "a run that ends")
     seconds = (own or 0.0) + paid + ((waited or 0.0) if children else 0.0)
     told = part_text(seconds, wall)
