@@ -199,6 +199,32 @@ def test_fetching_is_measured_by_the_pair_where_its_scatter_allows() -> None:
     assert found(scattered) == {"fetch": pytest.approx(0.02)}
 
 
+def test_a_pair_claims_no_more_than_compute_and_transfers_leave() -> None:
+    trace = traced(fetch_s=0.02)
+    of = explained(trace, extra=extra_steps("no_fetch", [1e-4] * 5))
+    parts = travel(of)
+    assert parts is not None
+    left_s = parts.step_s - parts.compute_s - parts.dispatch_s - parts.transfer_s
+    assert found(of) == {"fetch": pytest.approx(left_s)}
+
+
+def test_a_pair_that_scatters_decides_nothing() -> None:
+    trace = traced()
+    w = trace.duration_s
+    extra = [*extra_steps("warm", [0.3 * w] * 4), *extra_steps("no_fetch", [0.3 * w, 0.7 * w, w])]
+    said = verdicts(explained(trace, extra=extra))["fetch"]
+    assert said.status == "not_measured"
+    assert "they scatter too much" in said.evidence[0]
+
+
+def test_a_part_near_its_threshold_is_told_with_it() -> None:
+    said = verdicts(explained(traced(fetch_s=0.006)))["fetch"]
+    assert (said.status, said.evidence[0].partition("; ")[2]) == (
+        "ruled_out",
+        "a cause from 15 % and 1.0 ms on",
+    )
+
+
 def test_a_result_that_stays_is_not_fetched() -> None:
     run = explained(traced(fetch_s=0.02), parameters=replace(MATPOW, fetch="none"))
     assert verdicts(run)["fetch"].evidence == ("0 bytes are fetched in a warm step (--fetch none)",)
@@ -209,7 +235,10 @@ def test_a_result_that_stays_is_not_fetched() -> None:
 def test_steps_without_their_products_are_told_by_another_rule() -> None:
     run = explained(traced(products=0, wire_s=0.02), products=8)
     assert found(run) == {}
-    assert verdicts(run)["small-work"].evidence == ("counted in constants-folded",)
+    for cause in ("small-work", "fetch"):
+        evidence = verdicts(run)[cause].evidence[0]
+        assert evidence.endswith("counted in constants-folded")
+        assert evidence[0].isdigit()
 
 
 def test_break_even_needs_rates() -> None:

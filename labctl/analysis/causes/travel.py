@@ -6,7 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from labctl.analysis.causes.common import durations_s, is_matpow, products_asked, time_text
+from labctl.analysis.causes.common import (
+    durations_s,
+    is_matpow,
+    matters,
+    products_asked,
+    time_text,
+)
 from labctl.analysis.causes.contact import workers
 from labctl.analysis.steps import percentile
 
@@ -129,8 +135,24 @@ def fetch_s(run: Explained, parts: Travel) -> tuple[float, str]:
     scatter = sum(percentile(each, 50) - min(each) for each in (with_it, without))
     if scatter > max(least, parts.fetch_s):
         return traced
-    return max(0.0, least), (
+    rest_s = parts.step_s - parts.compute_s - parts.dispatch_s - parts.transfer_s
+    return max(0.0, min(least, rest_s)), (
         f"the fastest step takes {time_text(min(with_it))}, without fetching {time_text(min(without))}"
+    )
+
+
+def fetch_undecided(run: Explained, parts: Travel) -> str | None:
+    """Return why warm steps and those that bring nothing back do not decide, None if their medians agree."""
+    with_it, without = durations_s(run, "warm"), durations_s(run, "no_fetch")
+    if not with_it or not without:
+        return None
+    medians = percentile(with_it, 50), percentile(without, 50)
+    seconds, _ = fetch_s(run, parts)
+    if matters(seconds, parts.step_s) or not matters(medians[0] - medians[1], parts.step_s):
+        return None
+    return (
+        f"median steps of {time_text(medians[0])} with fetching and {time_text(medians[1])} without, the fastest "
+        f"{time_text(min(with_it))} and {time_text(min(without))}: they scatter too much"
     )
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from labctl.analysis.causes.common import (
+    STEP_LEAST_S,
+    STEP_SHARE,
     Cause,
     ended_ok,
     error_text,
@@ -23,7 +25,14 @@ from labctl.analysis.causes.common import (
     time_text,
 )
 from labctl.analysis.causes.model import Confidence, Rule, Verdict
-from labctl.analysis.causes.travel import Travel, break_even, fetch_s, is_fed, travel
+from labctl.analysis.causes.travel import (
+    Travel,
+    break_even,
+    fetch_s,
+    fetch_undecided,
+    is_fed,
+    travel,
+)
 
 if TYPE_CHECKING:
     from labctl.analysis.explained import Explained
@@ -56,12 +65,14 @@ def _fetch(run: Explained) -> Verdict:
     parts = travel(run)
     if parts is None:
         return FETCH.not_measured(*no_trace(run))
-    if products_missing(run):
-        return FETCH.ruled_out(_COUNTED.format("constants-folded"))
     seconds, how = fetch_s(run, parts)
     told = part_text(seconds, parts.step_s)
+    if products_missing(run):
+        return FETCH.ruled_out(f"{told}, {_COUNTED.format('constants-folded')}")
+    if (scatter := fetch_undecided(run, parts)) is not None:
+        return FETCH.not_measured(scatter, "the same run with a larger --repeat on quiet machines")
     if not matters(seconds, parts.step_s):
-        return FETCH.ruled_out(told, how)
+        return FETCH.ruled_out(_below(told, seconds, parts, STEP_SHARE), how)
     if not _is_fetch_bound(run, parts):
         return FETCH.ruled_out(f"{told}, {_COUNTED.format(SMALL_WORK.name)}", how)
     size = run.data.record.parameters.size
@@ -72,6 +83,16 @@ def _fetch(run: Explained) -> Verdict:
     far = f"; --sum-on 0 leaves the result on the client's own task, not on task:{at}" if at else ""
     return FETCH.found(
         seconds, evidence, remedy=f"--fetch none, or fetch a number instead of the matrix{far}"
+    )
+
+
+def _below(told: str, seconds: float, parts: Travel, share: float) -> str:
+    """Return a part that is no cause, with the threshold where it comes near to it."""
+    near = seconds >= share * parts.step_s / 2
+    return (
+        f"{told}; a cause from {share * 100:.0f} % and {time_text(STEP_LEAST_S)} on"
+        if near
+        else told
     )
 
 
@@ -103,10 +124,10 @@ def _small_work(run: Explained) -> Verdict:
     parts = travel(run)
     if parts is None or run.trace is None:
         return SMALL_WORK.not_measured(*no_trace(run))
-    if products_missing(run):
-        return SMALL_WORK.ruled_out(_COUNTED.format("constants-folded"))
     seconds = overhead_s(run, parts)
     told = f"{time_text(seconds)} travel and dispatch, {time_text(parts.compute_s)} compute"
+    if products_missing(run):
+        return SMALL_WORK.ruled_out(f"{told}, {_COUNTED.format('constants-folded')}")
     threshold = break_even(run.trace, run.data.record.parameters.size)
     evidence = [f"{told} in a step of {time_text(parts.step_s)}"]
     if threshold is not None:
@@ -165,7 +186,7 @@ def _feed(run: Explained) -> Verdict:
     if (owner := _owner(run, parts)) is not None:
         return FEED.ruled_out(f"{told}, {_COUNTED.format(owner)}")
     if not matters(parts.feed_s, parts.step_s, _TRAVEL_SHARE):
-        return FEED.ruled_out(told)
+        return FEED.ruled_out(_below(told, parts.feed_s, parts, _TRAVEL_SHARE))
     edges = [edge for edge in _edges(run) if is_fed(edge)]
     return FEED.found(
         parts.feed_s,
@@ -185,7 +206,9 @@ def _transfer(run: Explained) -> Verdict:
     if (owner := _owner(run, parts)) is not None:
         return TRANSFER.ruled_out(f"{told}, {_COUNTED.format(owner)}")
     if not matters(parts.tensors_s, parts.step_s, _TRAVEL_SHARE):
-        return TRANSFER.ruled_out(told, *_edge_lines(edges))
+        return TRANSFER.ruled_out(
+            _below(told, parts.tensors_s, parts, _TRAVEL_SHARE), *_edge_lines(edges)
+        )
     shares = [edge.baseline_share for edge in edges if edge.baseline_share is not None]
     evidence = [f"{told} is tensors between tasks", *_edge_lines(edges)]
     if shares and max(shares) < _FULL_USE:
