@@ -50,7 +50,12 @@ def look() -> Facts:
         version = " ".join(output([found, "--version"]).split()[:2]) or "iperf3"
     with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:  # noqa: PTH123 starts faster
         boot_id = file.read().strip()
-    return {"iperf3": version, "cpus": sorted(os.sched_getaffinity(0)), "boot_id": boot_id}
+    return {
+        "iperf3": version,
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "boot_id": boot_id,
+        "load_1min": os.getloadavg()[0],
+    }
 
 
 def listening(address: str, port: int) -> socket.socket:

@@ -238,11 +238,13 @@ class MeansFacts:
         iperf3: Program and version, "" if it is not installed.
         cpus: Numbers of the CPUs that a process may use there.
         boot_id: The node's boot.
+        load_1min: Its load average; None if unknown.
     """
 
     iperf3: str
     cpus: frozenset[int]
     boot_id: str
+    load_1min: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,7 +225,12 @@ def means_facts(data: object) -> MeansFacts:
         FactsError: It is not such an answer.
     """
     top = _Reader(data)
-    return MeansFacts(top.text("iperf3"), frozenset(top.wholes("cpus")), top.text("boot_id"))
+    return MeansFacts(
+        iperf3=top.text("iperf3"),
+        cpus=frozenset(top.wholes("cpus")),
+        boot_id=top.text("boot_id"),
+        load_1min=top.number_or_none("load_1min") if "load_1min" in top.names() else None,
+    )
 
 
 def link_facts(data: object) -> LinkFacts:

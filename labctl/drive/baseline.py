@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
+from labctl.analysis.model import Edge, StepTrace
 from labctl.checks.model import CheckResult
 from labctl.drive.links import Links
 from labctl.drive.measure import Bench, Progress, ask_means, measure_compute, measure_network
@@ -23,6 +24,9 @@ NETWORK = "network"
 COMPUTE = "compute"
 PARTS = (NETWORK, COMPUTE)
 
+_BEATS = 1.05  # more than what a baseline and a run may differ by
+_LARGE_BYTES = 1_000_000  # a smaller tensor may come out of a socket's buffer
+_BUSY_LOAD = 1.0  # for each CPU: somebody else's work was there just before
 _LOCK_S = 30.0
 _POLL_S = 0.1
 
@@ -101,6 +105,7 @@ def as_checks(lab: Lab, baseline: Baseline, parts: Sequence[str]) -> list[CheckR
             continue
         rtt = "" if to.rtt_s is None else f", round trip {to.rtt_s * 1e3:.3g} ms"
         text = f"{_rate(to)} from {client}, {_rate(back)} to it{rtt} (TCP, one stream, {to.tool})"
+        text += _busy(max(to.load_1min or 0.0, back.load_1min or 0.0), baseline, client, node.name)
         results.append(CheckResult(NETWORK, node.name, "ok", text))
     for node in lab.nodes if COMPUTE in parts else ():
         peak = baseline.peak(node.name)
@@ -111,13 +116,65 @@ def as_checks(lab: Lab, baseline: Baseline, parts: Sequence[str]) -> list[CheckR
         cpus = f"{peak.threads} CPU{'' if peak.threads == 1 else 's'}"
         by = f", {peak.library}" if peak.library else ""
         text = f"{peak.gflops:.1f} GFLOP/s in float32, L = {peak.size}, {cpus}{by}"
+        text += _busy(peak.load_1min or 0.0, baseline, node.name)
         results.append(CheckResult(COMPUTE, node.name, "ok", text))
     return results
+
+
+def better_than(baseline: Baseline, traces: Sequence[StepTrace]) -> list[str]:
+    """Return which figures of a baseline traced steps beat by more than 5 %, one line each.
+
+    Products count on CPUs. A large tensor counts from when it was asked for, by the receiver's clock alone.
+    """
+    lines = []
+    for peak in baseline.compute:
+        best = max(
+            (
+                task.gflops or 0.0
+                for trace in traces
+                for task in trace.tasks
+                if task.node == peak.node and all("CPU" in device for device in task.products)
+            ),
+            default=0.0,
+        )
+        if best > _BEATS * peak.gflops:
+            lines.append(
+                f"baseline: the products on {peak.node} reached {best:.1f} GFLOP/s, its baseline {peak.gflops:.1f}"
+            )
+    for link in baseline.links:
+        best = max(
+            (_least_bits(link, trace, edge) for trace in traces for edge in trace.edges),
+            default=0.0,
+        )
+        if best > _BEATS * link.bits_per_s:
+            lines.append(
+                f"baseline: a tensor went from {link.source} to {link.target} at {best / 1e9:.2f} Gbit/s or more, "
+                f"the baseline is {_rate(link)}"
+            )
+    return lines
+
+
+def _least_bits(link: LinkBaseline, trace: StepTrace, edge: Edge) -> float:
+    """Return the least rate in bits/s that a large tensor had over a link, 0 for one that says nothing of it."""
+    nodes = {task.task: task.node for task in trace.tasks}
+    way = nodes.get(edge.source), nodes.get(edge.target)
+    if way != (link.source, link.target) or (edge.size_bytes or 0) < _LARGE_BYTES:
+        return 0.0
+    return (edge.asked_mb_per_s or 0.0) * 8e6
 
 
 def not_measured(lab: Lab, parts: Sequence[str], why: str) -> list[CheckResult]:
     """Return the checks `network` and `compute` of a lab that is not measured now."""
     return as_checks(lab, _with_missing(Baseline({}), parts, why), parts)
+
+
+def _busy(load: float, baseline: Baseline, *nodes: str) -> str:
+    """Return a remark on a figure that other work may have made too low, else nothing."""
+    peaks = [baseline.peak(node) for node in nodes]
+    cpus = min((peak.threads for peak in peaks if peak is not None), default=1)
+    if load < _BUSY_LOAD * cpus:
+        return ""
+    return f"; measured on a busy host (load {load:.1f}), it may do better"
 
 
 def _was_tried(baseline: Baseline, part: str) -> bool:

@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,6 +27,9 @@ UNIT = "labctl-baseline.service"
 SIZE = 1000
 
 _PROBE = "baseline_probe"
+_TRIES = (
+    2  # of each, the best one counts: another's work on the host makes it slower, nothing faster
+)
 _STREAM_S = 1
 _REPEATS = 10
 _REPEATS_S = 0.5
@@ -115,7 +119,7 @@ def measure_network(bench: Bench, progress: Progress) -> tuple[tuple[LinkBaselin
         for source, target in ((client, worker), (worker, client)):
             progress(f"measuring the network from {source.node.name} to {target.node.name}")
             try:
-                found.append(_direction(bench, source, target))
+                found.append(_best(bench, source, target))
             except (LabctlError, FactsError) as error:
                 problems.append(
                     f"{source.node.name} to {target.node.name} failed: {_text(error)}; "
@@ -126,6 +130,21 @@ def measure_network(bench: Bench, progress: Progress) -> tuple[tuple[LinkBaselin
 
 def _install(bench: Bench) -> str:
     return "apt install iperf3" if bench.is_local else f"labctl provision --lab {bench.lab.name}"
+
+
+def _best(bench: Bench, source: NodeLink, target: NodeLink) -> LinkBaseline:
+    """Measure one direction, more than once; a later try may fail.
+
+    Raises:
+        LabctlError: A node did not answer the first time.
+        FactsError: It could not be measured then.
+    """
+    best = _direction(bench, source, target)
+    for _ in range(_TRIES - 1):
+        with suppress(LabctlError, FactsError):
+            again = _direction(bench, source, target)
+            best = max(best, again, key=lambda each: each.bits_per_s)
+    return best
 
 
 def _direction(bench: Bench, source: NodeLink, target: NodeLink) -> LinkBaseline:
@@ -153,7 +172,13 @@ def _direction(bench: Bench, source: NodeLink, target: NodeLink) -> LinkBaseline
         retransmits=measured.retransmits,
         at_unix_s=bench.clock.unix_s(),
         tool=bench.means[source.node.name].iperf3,
+        load_1min=_load(bench, source, target),
     )
+
+
+def _load(bench: Bench, *links: NodeLink) -> float | None:
+    loads = [bench.means[link.node.name].load_1min for link in links]
+    return max((each for each in loads if each is not None), default=None)
 
 
 def _serve(ends: Mapping[str, object], machine: Machine) -> str | None:
@@ -192,9 +217,21 @@ def measure_compute(
     def peak(machine: Machine) -> ComputeBaseline:
         request = {"kind": "compute", "size": SIZE, "repeats": _REPEATS, "seconds": _REPEATS_S}
         python = sys.executable if bench.is_local else machine.node.python
-        found = compute_facts(probe(machine.executor, _PROBE, request, python=python))
-        name, at_s = machine.node.name, bench.clock.unix_s()
-        return ComputeBaseline(name, SIZE, found.gflops, found.threads, found.library, at_s)
+        tries = (
+            compute_facts(probe(machine.executor, _PROBE, request, python=python))
+            for _ in range(_TRIES)
+        )
+        found = max(tries, key=lambda each: each.gflops)
+        name = machine.node.name
+        return ComputeBaseline(
+            node=name,
+            size=SIZE,
+            gflops=found.gflops,
+            threads=found.threads,
+            library=found.library,
+            at_unix_s=bench.clock.unix_s(),
+            load_1min=bench.means[name].load_1min,
+        )
 
     peaks, problems = {}, []
     progress("measuring the nodes' own products")

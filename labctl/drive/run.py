@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from labctl import __version__
+from labctl.analysis.explain import explain
 from labctl.drive import collect, push, start, stop
+from labctl.drive.baseline import better_than
 from labctl.drive.follow import Follow, Followed
 from labctl.drive.links import Machine, Opener
 from labctl.drive.outcome import Ending, judge
@@ -32,6 +34,7 @@ from labctl.errors import (
 from labctl.lab.cluster import cluster_addresses
 from labctl.node import bundle, wire
 from labctl.runs import lab_files, owner
+from labctl.runs.data import load
 from labctl.runs.events import read_events
 from labctl.runs.record import (
     RUN_FILE,
@@ -346,7 +349,7 @@ def _finish(
     )
     writer.warnings += verdict.warnings
     end = ending.end
-    return writer.write(
+    record = writer.write(
         outcome=verdict.outcome,
         failure=verdict.failure,
         warnings=tuple(dict.fromkeys(writer.warnings)),
@@ -355,6 +358,23 @@ def _finish(
         else UnitEnded(end.result, end.exit_code, end.exit_status, end.ended_at_s),
         **collected,
         **_closing(session),
+    )
+    beaten = _beaten(writer) if record.parameters.trace and record.outcome == "ok" else ()
+    if not beaten:
+        return record
+    with suppress(OSError):
+        lab_files.forget_baseline(session.lab.local_dir)
+    return writer.write(warnings=(*record.warnings, *beaten))
+
+
+def _beaten(writer: Writer) -> tuple[str, ...]:
+    """Return where the run did better than the lab's baseline says that it can: the baseline is too low."""
+    if writer.record.baseline is None:
+        return ()
+    run = explain(load(writer.folder, writer.record))
+    return tuple(
+        f"{each}: measured on a busy host; the next run that traces measures it anew"
+        for each in better_than(writer.record.baseline, run.traces)
     )
 
 

@@ -23,6 +23,7 @@ class LinkBaseline:
         retransmits: TCP segments sent again, None if unknown.
         at_unix_s: When, Unix time on labctl's clock.
         tool: Program and version that measured.
+        load_1min: The larger load average of the two nodes just before, None if unknown.
     """
 
     source: bounds.Name
@@ -32,6 +33,7 @@ class LinkBaseline:
     retransmits: bounds.Count | None
     at_unix_s: bounds.Unix
     tool: str
+    load_1min: bounds.Load | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class ComputeBaseline:
         threads: CPUs that it could use.
         library: BLAS that computed, as numpy names it.
         at_unix_s: When, Unix time on labctl's clock.
+        load_1min: The node's load average just before, None if unknown.
     """
 
     node: bounds.Name
@@ -53,6 +56,7 @@ class ComputeBaseline:
     threads: bounds.Threads
     library: str
     at_unix_s: bounds.Unix
+    load_1min: bounds.Load | None = None
 
 
 @dataclass(frozen=True, slots=True)

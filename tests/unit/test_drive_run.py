@@ -665,6 +665,22 @@ def test_the_first_run_that_traces_measures_the_lab_and_later_ones_use_it(world:
     assert "baseline" not in {span.phase for span in second.spans}
 
 
+def test_a_run_that_beats_the_baseline_has_it_measured_anew(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.client = good_client
+    monkeypatch.setattr("labctl.drive.run.better_than", lambda *_: ["baseline: beaten"])
+    first = world.run()
+    assert first.warnings == (
+        "baseline: beaten: measured on a busy host; the next run that traces measures it anew",
+    )
+    assert first == world.store.find("last").readable()
+    world.measured.clear()
+    monkeypatch.setattr("labctl.drive.run.better_than", lambda *_: [])
+    assert world.run().warnings == ()
+    assert world.measured != []
+
+
 @pytest.mark.parametrize("options", [{"trace": False}, {"placement": "one-process"}])
 def test_a_run_that_needs_no_baseline_measures_none(world: World, options: dict[str, Any]) -> None:
     world.client = good_client
