@@ -74,6 +74,7 @@ def run_batch(
     Raises:
         UserInterruptError: Ctrl-C: the run at hand was ended on its node; the records so far are kept.
         ConnectionLostError: A run's node went out of reach in mid-run.
+        UsageError: A variant's options do not fit the lab.
         LabctlError: A run could not be started.
     """
     _check(variants, repeats)
@@ -82,6 +83,8 @@ def run_batch(
     watcher = observer or Silent()
     model = load_lab(home, lab_name) if lab is None else lab
     home.make_local_dir(lab_name)
+    for each in variants:
+        make_request(each.options).require_fits(model)
     order = interleaved([each.label for each in variants], repeats)
     by_label = {each.label: each for each in variants}
     done: dict[str, list[Entry]] = {each.label: [] for each in variants}

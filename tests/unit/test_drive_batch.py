@@ -82,6 +82,12 @@ def test_each_run_is_a_normal_record_with_its_tags(world: World) -> None:
     assert stages.told[0] == "run 1 of 4  fed"
 
 
+def test_a_variant_that_does_not_fit_the_lab_starts_nothing(world: World) -> None:
+    with pytest.raises(UsageError, match="--sum-on 7"):
+        run_on(world, FED, Variant("far", RunOptions(sum_task=7, timeout_s=60.0)))
+    assert world.store.entries() == []
+
+
 def test_a_variant_that_fails_is_not_repeated(world: World) -> None:
     def client(world: World, directory: str) -> None:
         staged = b'"staged"' in world.tf0.files[f"{directory}/plan.json"]
