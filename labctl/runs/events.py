@@ -14,6 +14,7 @@ from labctl.runs.record import EVENTS_FILE
 _COMMON = frozenset({"event", "t", "mono", "source", "task"})
 _MOST_NS = 2**63
 _MOST_NUMBER = 1e100  # squares, cubes and products with units stay finite
+_MOST_DURATION_NS = 10 * 366 * 86400 * 10**9
 _MOST_BYTES = 512 * MIB
 _LINE_BYTES = 4 * MIB
 
@@ -53,12 +54,14 @@ class Event:
         value = self.data.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float):
             return None
-        return value if abs(value) <= _MOST_NUMBER else None
+        most = _MOST_DURATION_NS if key == "duration_ns" else _MOST_NUMBER
+        return value if abs(value) <= most else None
 
     def whole(self, key: str) -> int | None:
         """Return a whole number of less than 64 bits, None if it is missing, none or larger."""
         value = self.data.get(key)
-        return value if _is_whole(value) and abs(value) < _MOST_NS else None
+        most = _MOST_DURATION_NS if key == "duration_ns" else _MOST_NS - 1
+        return value if _is_whole(value) and abs(value) <= most else None
 
     def flag(self, key: str) -> bool | None:
         """Return a truth value, None if it is missing or none."""

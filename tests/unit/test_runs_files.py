@@ -59,11 +59,12 @@ def test_a_line_that_is_no_event_is_left_out(line: bytes) -> None:
 
 
 def test_numbers_that_no_sum_can_hold_read_as_missing() -> None:
-    line = {**LINES[0], "a": 10**400, "b": 1e101, "c": 2**63, "d": 1e30}
+    line = {**LINES[0], "a": 10**400, "b": 1e101, "c": 2**63, "d": 1e30, "duration_ns": 10**18}
     event = parse_line(json.dumps(line))
     assert event is not None
     assert [event.number(key) for key in "abcd"] == [None, None, 2**63, 1e30]
     assert [event.whole(key) for key in "acd"] == [None, None, None]
+    assert (event.number("duration_ns"), event.whole("duration_ns")) == (None, None)
 
 
 def test_values_of_the_wrong_type_read_as_missing() -> None:
