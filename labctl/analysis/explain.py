@@ -26,7 +26,10 @@ def explain(data: RunData) -> Explained:
     clocks = Clocks.of(data.record)
     data, odd = arranged(data, clocks)
     record = data.record
-    steps = tuple(steps_of(data.events))
+    told = steps_of(data.events)
+    steps = tuple(step for step in told if _possible(step, record.wall_s))
+    if len(steps) < len(told):
+        odd.append(f"steps: {len(told) - len(steps)} are longer than the run and left out")
     stats = step_stats(steps)
     traces, trace_problems = step_traces(data, steps, clocks)
     trace = typical(traces)
@@ -66,6 +69,10 @@ def typical(traces: Sequence[StepTrace]) -> StepTrace | None:
         (trace for trace in traces if len(trace.edges) == most), key=lambda each: each.duration_s
     )
     return whole[(len(whole) - 1) // 2] if whole else None
+
+
+def _possible(step: Step, wall_s: float | None) -> bool:
+    return wall_s is None or step.duration_ms / 1e3 <= wall_s
 
 
 def _reached(traces: Sequence[StepTrace]) -> dict[str, float]:

@@ -260,3 +260,14 @@ def test_a_very_long_log_keeps_both_ends(record: Path) -> None:
     texts = [line.text for line in data.log if line.node == "tf0"]
     assert (texts[0], texts[-1], len(texts)) == ("line 0", "line 49999", 40_000)
     assert "logs/tf0/stderr: 10000 lines in its middle are left out" in data.problems
+
+
+def test_steps_longer_than_the_run_are_none() -> None:
+    data = load(RECORDS / FED)
+    events = tuple(
+        replace(each, data={**each.data, "duration_ns": 10**15}) if each.kind == "step" else each
+        for each in data.events
+    )
+    explained = explain(replace(data, events=events))
+    assert (explained.steps, explained.stats.warm_median_ms) == ((), None)
+    assert any("are longer than the run and left out" in each for each in explained.problems)
