@@ -10,6 +10,7 @@ import pytest
 from labctl.analysis.causes import device, gpu, graph, numerics, startup
 from labctl.analysis.causes.graph import squaring_products
 from labctl.analysis.causes.model import Rule, Verdict
+from labctl.analysis.causes.rules import judge_all
 from labctl.analysis.explained import Explained
 from labctl.node import wire
 from labctl.runs.data import LogLine
@@ -17,7 +18,7 @@ from labctl.runs.events import Event
 from labctl.runs.record import FailedCheck, Span
 from tests.unit import explained_samples as samples
 from tests.unit.explained_samples import explained, healthy, hung, traced
-from tests.unit.stories import HEALTHY, MATPOW, SERVER, START_S, TF0, TF1, event, phase, run
+from tests.unit.stories import HEALTHY, MATPOW, SERVER, START_S, TF0, TF1, event, phase, run, steps
 
 RULES: dict[str, Rule] = {
     rule.cause: rule for family in (graph, startup, device, gpu, numerics) for rule in family.RULES
@@ -75,6 +76,55 @@ def test_products_that_did_not_run_were_folded() -> None:
     said = verdict("constants-folded", healthy())
     assert said.evidence == ("8 of the graph's 8 products ran in the traced step",)
     assert verdict("constants-folded", hung()).status == "not_measured"
+
+
+def untraced_constants(each_s: float, **ops: int) -> Explained:
+    """Return a run without a trace whose graph has eight products of L = 1000, peaks of 100 GFLOP/s."""
+    built = replace(
+        samples.graph(constant_bytes=8_000_038),
+        data={"ops": {"MatMul": 8, "Const": 2, **ops}, "bytes": 8_001_582}
+        | {"constant_bytes": 0 if ops else 8_000_038},
+    )
+    events = [*HEALTHY[:8], built, *steps(8.3, 11, each_s), HEALTHY[-2]]
+    return run(events, peaks={"tf0": 90.0, "tf1": 100.0})
+
+
+def test_without_a_trace_steps_too_short_for_their_products_were_folded() -> None:
+    found = verdict("constants-folded", untraced_constants(4e-4))
+    assert (found.status, found.seconds, found.confidence) == ("found", None, "medium")
+    assert found.evidence[0] == (
+        "a warm step takes 0.4 ms; 4 products on a task need 80.0 ms at the nodes' best peak, 100 GFLOP/s"
+    )
+    for of in (untraced_constants(0.1), untraced_constants(4e-4, Placeholder=2)):
+        said = verdict("constants-folded", of)
+        assert said.status == "ruled_out"
+        assert any(char.isdigit() for char in said.evidence[0])
+
+
+def test_a_run_that_goes_on_is_not_said_to_have_ended() -> None:
+    live = run([], outcome="running", ended_at_s=None, wall_s=None, after=None)
+    for each in judge_all(live):
+        assert not any("ended before" in line for line in each.evidence), each
+    told = {each.cause: each.evidence[0] for each in judge_all(live)}
+    assert told["import"] == "the run has not come to its import yet"
+    assert told["transfer"] == "the run has not come to a traced step yet"
+    assert told["peer-down"] == "the run has not come to its peers' ports yet"
+    assert told["server-killed"].endswith(" yet")
+
+
+def test_a_node_without_a_driver_comes_before_its_missing_libraries() -> None:
+    of = not_on_gpu()
+    found = [each.cause for each in judge_all(of) if each.status == "found"]
+    assert found.index("no-driver") < found.index("cuda-libraries-missing")
+    said = verdict("no-driver", of)
+    assert said.evidence == ("no NVIDIA driver is loaded on tf0, tf1",)
+    driven = tuple(
+        replace(node, versions=node.versions | {"driver": "550.54"}) for node in (TF0, TF1)
+    )
+    assert verdict("no-driver", not_on_gpu(nodes=driven)).status == "ruled_out"
+    hello = event(wire.HELLO, 0.5, driver=None)
+    told = verdict("no-driver", not_on_gpu(nodes=driven, extra=[hello]))
+    assert told.evidence == ("no NVIDIA driver is loaded on tf0",)
 
 
 def test_a_graph_without_products_folds_none() -> None:

@@ -11,6 +11,7 @@ from labctl.analysis.causes.model import Confidence, Rule, Scope, Verdict
 from labctl.analysis.clock import Clocks
 from labctl.analysis.ledger import build_ledger, client_spans
 from labctl.node import wire
+from labctl.runs.record import OPEN_OUTCOMES
 
 if TYPE_CHECKING:
     from labctl.analysis.explained import Explained
@@ -276,5 +277,7 @@ def no_trace(run: Explained) -> tuple[str, str]:
     if not parameters.trace:
         return "no step was traced", "the same run with --trace"
     if not run.data.traces:
+        if run.data.record.outcome in OPEN_OUTCOMES:
+            return "the run has not come to a traced step yet", "labctl why, once it has"
         return "the run ended before a traced step", "a run that ends"
     return "the step stats cannot be read", "run it again"

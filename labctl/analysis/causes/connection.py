@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from labctl.analysis.causes.common import Cause, time_text
 from labctl.analysis.causes.contact import (
     ended_well,
+    is_open,
+    not_reached,
     own,
     peers,
     reached_all,
@@ -58,6 +60,8 @@ def _no_port_trouble(cause: Cause, run: Explained) -> Verdict:
         )
     if run.data.record.parameters.placement == "one-process":
         return cause.ruled_out("0 peers take part: placement one-process")
+    if is_open(run):
+        return cause.not_measured(*not_reached(run, "its peers' ports"))
     return cause.not_measured(
         "the client ended before it asked its peers' ports", "labctl check asks them"
     )
@@ -121,6 +125,8 @@ def _no_proxy(cause: Cause, run: Explained) -> Verdict:
         )
     if not caught:
         return cause.ruled_out("0 proxy variables were given to the client")
+    if is_open(run):
+        return cause.not_measured(*not_reached(run, "a session"))
     return cause.ruled_out(f"{caught[0]} was set, but the run ended before it mattered")
 
 
@@ -149,6 +155,8 @@ def _same_words(cause: Cause, run: Explained) -> Verdict:
     versions = tensorflow_minors(run)
     if len(set(versions.values())) == 1 and (diagnose(run) or ended_well(run)):
         return cause.ruled_out(f"TensorFlow {listed(versions)}")
+    if is_open(run):
+        return cause.not_measured(*not_reached(run, "a session"))
     if ended_well(run):
         return cause.not_measured(
             "a script does not say whether its session reached the others",

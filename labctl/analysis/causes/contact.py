@@ -96,10 +96,17 @@ def is_open(run: Explained) -> bool:
     return run.data.record.outcome in OPEN_OUTCOMES
 
 
+def not_reached(run: Explained, what: str) -> tuple[str, str]:
+    """Return that a run did not come to a part of it, and what would measure it."""
+    if is_open(run):
+        return f"the run has not come to {what} yet", "labctl why, once it has"
+    return f"the run ended before {what}", "a run that ends"
+
+
 def no_warm_step(run: Explained) -> tuple[str, str]:
     """Return what a run without a warm step lacks, and what would measure it."""
     if is_open(run):
-        return "the run has not come to a warm step yet", "labctl why, once it has"
+        return not_reached(run, "a warm step")
     return "the run has no warm step", "a run of the experiment that ends"
 
 

@@ -15,7 +15,9 @@ from labctl.analysis.causes.common import (
     no_trace,
     quoted,
 )
+from labctl.analysis.causes.contact import own
 from labctl.analysis.causes.model import Rule, Verdict
+from labctl.node import wire
 
 if TYPE_CHECKING:
     from labctl.analysis.explained import Explained
@@ -45,6 +47,7 @@ _LIBRARY_WORDS = (
     "could not find cuda drivers on your machine",
     "is the cpu build",
 )
+_INSTALL_DRIVER = "labctl provision installs the driver; ls /dev/nvidia* on the node"
 _MISMATCH_WORDS = ("does not match dso version", "version mismatch")
 _DRIVER_WORDS = (
     "failed call to cuinit",
@@ -178,16 +181,38 @@ def _no_driver(run: Explained) -> Verdict:
         run,
         cause,
         _DRIVER_WORDS,
-        "labctl provision installs the driver; ls /dev/nvidia* on the node",
+        _INSTALL_DRIVER,
     )
     if said is not None:
         return said
+    without = _without_driver(run)
+    if gpu_asked(run) and without and not products_on(run).get("GPU"):
+        return cause.found(
+            None,
+            [f"no NVIDIA driver is loaded on {', '.join(without)}"],
+            remedy=_INSTALL_DRIVER,
+        )
     drivers = sorted(
         {node.versions["driver"] for node in run.data.record.nodes if "driver" in node.versions}
     )
     if gpu_asked(run) and len(drivers) > 0:
         return cause.ruled_out(f"driver {', '.join(drivers)} is loaded")
     return silent(run, cause) if gpu_asked(run) else cause.not_measured(*_script_gpu())
+
+
+def _without_driver(run: Explained) -> list[str]:
+    """Return the nodes that told their versions and have no driver among them."""
+    record = run.data.record
+    lacking = {
+        node.name
+        for node in record.nodes
+        if node.versions.get("tensorflow") and not node.versions.get("driver")
+    }
+    hello = next((event for event in own(run) if event.kind == wire.HELLO), None)
+    if hello is not None and "driver" in hello.data:
+        client = {record.remote.node}
+        lacking = lacking - client if hello.text("driver") else lacking | client
+    return sorted(lacking)
 
 
 def _too_old(run: Explained) -> Verdict:
@@ -232,9 +257,9 @@ def _script_gpu() -> tuple[str, str]:
 
 RULES: tuple[Rule, ...] = (
     SOFT_PLACEMENT.rule(_soft_placement),
+    NO_DRIVER.rule(_no_driver),  # without it nothing else of a GPU can be there
     LIBRARIES_MISSING.rule(_libraries_missing),
     DRIVER_MISMATCH.rule(_driver_mismatch),
-    NO_DRIVER.rule(_no_driver),
     TOO_OLD.rule(_too_old),
     HIDDEN.rule(_hidden),
     MEMORY_TAKEN.rule(_memory_taken),

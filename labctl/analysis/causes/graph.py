@@ -22,7 +22,9 @@ from labctl.analysis.causes.common import (
     time_text,
     warm_s,
 )
+from labctl.analysis.causes.contact import not_reached
 from labctl.analysis.causes.model import Rule, Verdict
+from labctl.analysis.causes.travel import least_products
 from labctl.node import wire
 
 if TYPE_CHECKING:
@@ -40,6 +42,9 @@ RECURSION = Cause("recursion", "step", "Recursion in the function that forms the
 _SURPLUS = (
     2  # times the products that squaring needs: below that the choice of algorithm is no fault
 )
+_TOO_FAST = 0.5  # of the least time: below that a peak that was measured too low is no excuse
+_INPUTS = ("Placeholder", "VarHandleOp", "VariableV2")
+_FEED = "--feed fed or --feed staged: inputs from a placeholder or a variable, not from tf.constant"
 _GRAPH_WORDS = (
     "wire format was corrupt",
     "larger than 2gb",
@@ -55,7 +60,7 @@ def _constants_folded(run: Explained) -> Verdict:
     cause = CONSTANTS_FOLDED
     asked, ran = products_asked(run), products_ran(run)
     if ran is None or asked is None:
-        return cause.not_measured(*no_trace(run))
+        return _folded_by_time(run) or cause.not_measured(*no_trace(run))
     if not products_missing(run):
         return cause.ruled_out(f"{ran} of the graph's {asked} products ran in the traced step")
     evidence = [f"the graph has {asked} products, {ran} ran in the traced step"]
@@ -71,9 +76,33 @@ def _constants_folded(run: Explained) -> Verdict:
     return cause.found(
         None,
         evidence,
-        remedy="--feed fed or --feed staged: inputs from a placeholder or a variable, not from tf.constant",
+        remedy=_FEED,
         confidence="high" if constant or ran == 0 else "medium",
     )
+
+
+def _folded_by_time(run: Explained) -> Verdict | None:
+    """Return what the graph as built and the time of a warm step say without a trace, None if they say nothing."""
+    cause, ops, constant = CONSTANTS_FOLDED, graph_ops(run), _graph_bytes(run, "constant_bytes")
+    warm, least = warm_s(run), least_products(run)
+    if ops is None or constant is None:
+        return None
+    inputs = sum(ops.get(name, 0) for name in _INPUTS)
+    if inputs:
+        return cause.ruled_out(
+            f"the graph's inputs are {inputs} placeholders or variables, {constant / 1e3:.1f} kB are constants",
+            confidence="medium",
+        )
+    if not constant or warm is None or least is None or not least.products:
+        return None
+    told = (
+        f"a warm step takes {time_text(warm)}; {least.products} products on a task need "
+        f"{time_text(least.seconds)} at the nodes' best peak, {least.gflops:.0f} GFLOP/s"
+    )
+    if warm >= _TOO_FAST * least.seconds:
+        return cause.ruled_out(told, confidence="medium")
+    held = f"the graph holds {constant / 1e6:.1f} MB of constants, and no placeholder or variable"
+    return cause.found(None, [told, held], remedy=_FEED, confidence="medium")
 
 
 def _graph_too_large(run: Explained) -> Verdict:
@@ -151,7 +180,7 @@ def _recursion(run: Explained) -> Verdict:
     built = "" if build is None else f"; the graph was built in {time_text(build)}"
     ops = graph_ops(run)
     if ops is None and build is None:
-        return cause.not_measured("the run ended before its graph was built", "a run that ends")
+        return cause.not_measured(*not_reached(run, "its graph"))
     first = (
         f"it ran once, in Python, before the first step{built}"
         if recursive

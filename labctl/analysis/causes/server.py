@@ -12,7 +12,9 @@ from labctl.analysis.causes.contact import (
     ended_well,
     error_kind,
     error_line,
+    is_open,
     log_lines,
+    not_reached,
     own,
     peers,
     stall,
@@ -239,6 +241,8 @@ def _stayed(cause: Cause, run: Explained, others: Sequence[Departure]) -> Verdic
             lines.append(f"{node.name} stayed in boot {before.boot_id[:8]}")
         else:
             lines.append(_looks(run, before, after))
+    if unknown and is_open(run):
+        return cause.not_measured(*not_reached(run, f"its end, when {unknown[0]} is looked at"))
     if unknown:
         return cause.not_measured(
             f"the server on {', '.join(unknown)} was not looked at before and after the run",

@@ -21,6 +21,7 @@ from labctl.analysis.causes.common import (
     wall_s,
     warm_s,
 )
+from labctl.analysis.causes.contact import is_open, not_reached
 from labctl.analysis.causes.model import Rule, Verdict
 from labctl.lab.model import LOOPBACK
 from labctl.node import wire
@@ -43,7 +44,7 @@ _XLA_VARIABLES = ("TF_XLA_FLAGS", "XLA_FLAGS")
 def _import(run: Explained) -> Verdict:
     seconds, wall = phase_s(run, wire.PHASE_IMPORT_NUMPY, wire.PHASE_IMPORT_TENSORFLOW), wall_s(run)
     if seconds is None or wall is None:
-        missing = "the run ended before its import"
+        missing = not_reached(run, "its import")[0]
         if not is_matpow(run):
             missing = "a script's own import is not timed"
         elif any(event.text("phase") == wire.PHASE_IMPORT_TENSORFLOW for event in run.data.events):
@@ -77,7 +78,9 @@ def _first_step_setup(run: Explained) -> Verdict:
     extra, warm, wall = first_step_extra_s(run), warm_s(run), wall_s(run)
     if extra is None or warm is None or wall is None:
         return cause.not_measured(
-            "there is no first step with a later one to hold against it",
+            not_reached(run, "a step after its first one")[0]
+            if is_open(run)
+            else "there is no first step with a later one to hold against it",
             "a run with --repeat 1 or more that ends",
         )
     told = f"cold {time_text(extra + warm)}, warm {time_text(warm)}"
