@@ -139,7 +139,7 @@ def better_than(baseline: Baseline, traces: Sequence[StepTrace]) -> list[str]:
         )
         if best > _BEATS * peak.gflops:
             lines.append(
-                f"baseline: the products on {peak.node} reached {best:.1f} GFLOP/s, its baseline {peak.gflops:.1f}"
+                f"products on {peak.node} reached {best:.1f} GFLOP/s, not {peak.gflops:.1f}"
             )
     for link in baseline.links:
         best = max(
@@ -148,8 +148,8 @@ def better_than(baseline: Baseline, traces: Sequence[StepTrace]) -> list[str]:
         )
         if best > _BEATS * link.bits_per_s:
             lines.append(
-                f"baseline: a tensor went from {link.source} to {link.target} at {best / 1e9:.2f} Gbit/s or more, "
-                f"the baseline is {_rate(link)}"
+                f"a tensor went from {link.source} to {link.target} at {best / 1e9:.2f} Gbit/s or more, "
+                f"not {_rate(link)}"
             )
     return lines
 

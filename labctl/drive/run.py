@@ -372,10 +372,11 @@ def _beaten(writer: Writer) -> tuple[str, ...]:
     if writer.record.baseline is None:
         return ()
     run = explain(load(writer.folder, writer.record))
-    return tuple(
-        f"{each}: measured on a busy host; the next run that traces measures it anew"
-        for each in better_than(writer.record.baseline, run.traces)
+    figures = better_than(writer.record.baseline, run.traces)
+    told = (
+        f"the baseline is too low ({', '.join(figures)}): the next run that traces measures it anew"
     )
+    return (told,) if figures else ()
 
 
 def _closing(session: Session) -> dict[str, Any]:

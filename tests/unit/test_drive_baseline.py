@@ -343,12 +343,12 @@ def test_a_traced_step_may_show_that_a_baseline_is_too_low() -> None:
     gflops = traces[0].tasks[1].gflops
     assert gflops is not None
     (link,) = better_than(baseline, traces)
-    assert link.startswith("baseline: a tensor went from tf0 to tf1 at 1.39 Gbit/s or more")
+    assert link.startswith("a tensor went from tf0 to tf1 at 1.39 Gbit/s or more")
     peaks = (
         ComputeBaseline("tf0", 1000, 2000.0, 1, "", 1e9),
         ComputeBaseline("tf1", 1000, gflops / 1.06, 1, "", 1e9),
     )
     (product,) = better_than(Baseline({}, compute=peaks), traces)
-    assert product.startswith(f"baseline: the products on tf1 reached {gflops:.1f} GFLOP/s")
+    assert product.startswith(f"products on tf1 reached {gflops:.1f} GFLOP/s")
     fair = Baseline({}, compute=(replace(peaks[1], gflops=gflops / 1.04),))
     assert better_than(fair, traces) == []

@@ -669,10 +669,10 @@ def test_a_run_that_beats_the_baseline_has_it_measured_anew(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.client = good_client
-    monkeypatch.setattr("labctl.drive.run.better_than", lambda *_: ["baseline: beaten"])
+    monkeypatch.setattr("labctl.drive.run.better_than", lambda *_: ["one", "two"])
     first = world.run()
     assert first.warnings == (
-        "baseline: beaten: measured on a busy host; the next run that traces measures it anew",
+        "the baseline is too low (one, two): the next run that traces measures it anew",
     )
     assert first == world.store.find("last").readable()
     world.measured.clear()
