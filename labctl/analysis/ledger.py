@@ -86,7 +86,7 @@ def build_ledger(own: Sequence[Span], client: Sequence[Span], wall_s: float) -> 
         piece
         for span in within(own, wall_s)
         for piece in outside(span, work)
-        if not _is_seam(piece, span)
+        if not is_seam(piece, span)
     ]
     rows = tuple(sorted((*work, *one_after_the_other(rest)), key=lambda row: row.start_s))
     return Ledger(rows, wall_s, max(0.0, wall_s - math.fsum(row.duration_s for row in rows)))
@@ -224,8 +224,8 @@ def within(spans: Iterable[Span], wall_s: float) -> list[Span]:
     return kept
 
 
-def _is_seam(piece: Span, span: Span) -> bool:
-    """Return whether a piece of labctl's time is but the moment between two of the client's phases."""
+def is_seam(piece: Span, span: Span) -> bool:
+    """Return whether a piece of a span is but a moment between two rows that others have within it."""
     end_s = piece.start_s + piece.duration_s
     between = piece.start_s > span.start_s and end_s < span.start_s + span.duration_s - _SHORTEST_S
     return between and piece.duration_s < _SEAM_S

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from labctl.analysis.clock import Clocks
-from labctl.analysis.ledger import outside, process_times, within
+from labctl.analysis.ledger import is_seam, outside, process_times, within
 from labctl.node import wire
 from labctl.runs.data import RunData
 from labctl.runs.events import Event
@@ -204,7 +204,8 @@ def _pieces(
     phase: str, node: str, interval: _Interval, rows: Sequence[Span], source: str
 ) -> list[Span]:
     length_s = interval.end_s - interval.start_s
-    return outside(Span(phase, node, interval.start_s, length_s, source), rows)
+    whole = Span(phase, node, interval.start_s, length_s, source)
+    return [piece for piece in outside(whole, rows) if not is_seam(piece, whole)]
 
 
 def _disjoint(spans: Sequence[Span]) -> list[Span]:

@@ -105,6 +105,28 @@ def test_rows_of_the_clients_phases_take_an_intervals_work_first() -> None:
     ]
 
 
+def test_a_moment_between_two_phases_is_nobodys() -> None:
+    client = [
+        Event(kind, START_S * NS + round(at_s * NS), 0, "client", 0, {"phase": phase, **length})
+        for kind, at_s, phase, length in (
+            ("phase_begin", 5.1, "first_step", {}),
+            ("phase_end", 5.2, "first_step", {"duration_ns": NS // 10}),
+            ("phase_begin", 5.2005, "warm_steps", {}),
+            ("phase_end", 5.4, "warm_steps", {"duration_ns": NS // 5}),
+        )
+    ]
+    found = ledger(WORK, client=client)
+    assert [row[0] for row in rows(found)] == [
+        "waiting",
+        "working",
+        "first_step",
+        "warm_steps",
+        "working",
+        "waiting",
+    ]
+    assert found.unexplained_s == pytest.approx(0.0005, abs=1e-6)
+
+
 def test_what_no_reading_tells_is_unexplained() -> None:
     assert ledger([]).unexplained_s == pytest.approx(20)
     unreadable = ledger([usage(5, None), usage(5.5, None), usage(6, 1.0), usage(6.5, 1.0)])
