@@ -19,6 +19,7 @@ _PRICE_AT = 70  # column of a cause's price
 _LABEL = 11  # width of `evidence` and its like
 _NAMES = 4  # of causes with one reason, before the others are only counted
 _COMPUTE_BOUND = 0.5  # part of a step that compute takes from there on
+_BEATEN = 1.05  # products that beat their node's peak by more than noise
 
 
 def why_object(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
@@ -102,9 +103,10 @@ def compute_bound(
         if task.gflops is None:
             continue
         peak = baseline.peak(task.node) if baseline is not None else None
-        rates.append(
-            (task.node, task.gflops, task.gflops / peak.gflops if peak and peak.gflops else None)
-        )
+        of_peak = task.gflops / peak.gflops if peak and peak.gflops else None
+        # A peak that products beat was measured on a busy host: it is none.
+        believed = of_peak is not None and of_peak <= _BEATEN
+        rates.append((task.node, task.gflops, of_peak if believed else None))
     return share, tuple(rates)
 
 
@@ -172,7 +174,7 @@ def _healthy_line(run: Explained, found: Sequence[Verdict]) -> str | None:
         text += (
             f", {of_peak * 100:.0f} % of its own peak"
             if of_peak is not None
-            else ", its peak not measured (labctl check --compute)"
+            else ", its peak not known (labctl check --compute)"
         )
     return text
 

@@ -66,7 +66,7 @@ def test_a_healthy_step_is_said_to_be_compute_bound() -> None:
     text = " ".join("\n".join(shown(of)).split())
     assert "healthy each step is compute-bound: 32.1 of 40.1 ms (80 %) is compute" in text
     assert "tf0 at 250 GFLOP/s, 96 % of its own peak" in text
-    assert "tf1 at 250 GFLOP/s, its peak not measured (labctl check --compute)" in text
+    assert "tf1 at 250 GFLOP/s, its peak not known (labctl check --compute)" in text
     assert "--prove" not in text
 
 
