@@ -29,7 +29,7 @@ def all_errors() -> list[type[errors.LabctlError]]:
     def below(cls: type[errors.LabctlError]) -> list[type[errors.LabctlError]]:
         return [cls, *(each for child in cls.__subclasses__() for each in below(child))]
 
-    return below(errors.LabctlError)
+    return [cls for cls in below(errors.LabctlError) if cls.__module__.startswith("labctl.")]
 
 
 @pytest.mark.parametrize("cls", all_errors(), ids=lambda cls: cls.__name__)
