@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from labctl.analysis.causes import device, gpu, graph, numerics, startup
+from labctl.analysis.causes.common import part_text
 from labctl.analysis.causes.graph import squaring_products
 from labctl.analysis.causes.model import Rule, Verdict
 from labctl.analysis.causes.rules import judge_all
@@ -95,10 +96,17 @@ def test_without_a_trace_steps_too_short_for_their_products_were_folded() -> Non
     assert found.evidence[0] == (
         "a warm step takes 0.4 ms; 4 products on a task need 80.0 ms at the nodes' best peak, 100 GFLOP/s"
     )
+    first = verdict("first-step-setup", untraced_constants(4e-4)).evidence[0]
+    assert first.endswith("counted in constants-folded")
     for of in (untraced_constants(0.1), untraced_constants(4e-4, Placeholder=2)):
         said = verdict("constants-folded", of)
         assert said.status == "ruled_out"
         assert any(char.isdigit() for char in said.evidence[0])
+
+
+def test_no_part_of_a_time_is_less_than_nothing() -> None:
+    assert part_text(-1e-17, 0.1255) == "0.0 of 125.5 ms (0 %)"
+    assert part_text(-1e-17, 2.0) == "0.00 of 2.00 s (0 %)"
 
 
 def test_a_run_that_goes_on_is_not_said_to_have_ended() -> None:

@@ -195,10 +195,10 @@ def test_a_run_that_goes_on_has_not_ended() -> None:
 
 def test_what_does_not_starve_is_told_with_its_threshold() -> None:
     said = starved(measured({1: 0.97}, {1: 0.46}))
-    assert "starved: at most 70 % of the peak and 30 % without a CPU" in said.evidence[0]
+    assert "starved at 70 % of the peak or less and 30 % without a CPU or more" in said.evidence[0]
     off = starved(measured({0: 0.3, 1: 0.95}, {0: 0.8, 1: 0.3}))
     assert off.evidence[0] == (
-        "task:0 lost 67 % of its compute, which costs 6.7 of 100.0 ms (7 %) at most"
+        "task:0 lost 67 % of its compute, 6.7 of 100.0 ms (7 %) of a step at most, a cause from 15 % on"
     )
 
 
@@ -299,7 +299,7 @@ def test_without_speeds_in_a_trace_the_peaks_alone_rule_a_slow_node_out() -> Non
     said = verdicts(run(peaks=PEAKS))["slow-node"]
     assert (said.status, said.evidence[0]) == (
         "ruled_out",
-        "the weakest node has 98 % of the best one's peak; slow: below 75 %",
+        "the weakest node has 98 % of the best one's peak, slow is below 75 %",
     )
     assert verdicts(run(peaks={"tf0": 200.0, "tf1": 100.0}))["slow-node"].status == "not_measured"
 
@@ -312,6 +312,9 @@ def test_a_starved_node_is_not_slow_by_itself() -> None:
     of = measured({0: 0.95, 1: 0.4}, {0: 0.3, 1: 0.7}, peaks=PEAKS | {"tf1": 150.0})
     said = verdicts(of)
     assert said["slow-node"].status == "ruled_out"
+    assert said["slow-node"].evidence[0].endswith("counted in cpu-starved")
+    fine = slow({"tf0": 230.0, "tf1": 139.0}, {0: 210.0, 1: 205.0})
+    assert fine.evidence[0] == "tf1 has 98 % of the best node's speed, slow is below 75 %"
 
 
 def clock(**values: Any) -> Verdict:

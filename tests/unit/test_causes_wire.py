@@ -219,7 +219,7 @@ def test_a_pair_that_scatters_decides_nothing() -> None:
 
 def test_a_part_near_its_threshold_is_told_with_it() -> None:
     said = verdicts(explained(traced(fetch_s=0.006)))["fetch"]
-    assert (said.status, said.evidence[0].partition("; ")[2]) == (
+    assert (said.status, said.evidence[0].partition(", ")[2]) == (
         "ruled_out",
         "a cause from 15 % and 1.0 ms on",
     )

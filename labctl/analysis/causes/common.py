@@ -87,10 +87,10 @@ def time_text(seconds: float) -> str:
 
 def part_text(seconds: float, whole_s: float) -> str:
     """Return a part and its whole, e.g. `9.1 of 304.0 ms (3 %)`."""
-    share = f" ({seconds / whole_s:.0%})".replace("%", " %") if whole_s > 0 else ""
+    share = f" ({round(100 * seconds / whole_s)} %)" if whole_s > 0 else ""
     if whole_s >= 0.9995:
-        return f"{seconds:.2f} of {whole_s:.2f} s{share}"
-    return f"{seconds * 1e3:.1f} of {whole_s * 1e3:.1f} ms{share}"
+        return f"{round(seconds, 2) + 0.0:.2f} of {whole_s:.2f} s{share}"  # + 0.0: no minus before a zero
+    return f"{round(seconds * 1e3, 1) + 0.0:.1f} of {whole_s * 1e3:.1f} ms{share}"
 
 
 def cpus_text(number: float) -> str:

@@ -22,7 +22,7 @@ from labctl.analysis.causes.common import (
     time_text,
     warm_s,
 )
-from labctl.analysis.causes.contact import not_reached
+from labctl.analysis.causes.contact import is_open, not_reached
 from labctl.analysis.causes.model import Rule, Verdict
 from labctl.analysis.causes.travel import least_products
 from labctl.node import wire
@@ -56,7 +56,8 @@ _GRAPH_WORDS = (
 )
 
 
-def _constants_folded(run: Explained) -> Verdict:
+def constants_folded(run: Explained) -> Verdict:
+    """Judge `constants-folded`."""
     cause = CONSTANTS_FOLDED
     asked, ran = products_asked(run), products_ran(run)
     if ran is None or asked is None:
@@ -90,7 +91,7 @@ def _folded_by_time(run: Explained) -> Verdict | None:
     inputs = sum(ops.get(name, 0) for name in _INPUTS)
     if inputs:
         return cause.ruled_out(
-            f"the graph's inputs are {inputs} placeholders or variables, {constant / 1e3:.1f} kB are constants",
+            f"the graph's inputs are {inputs} placeholders or variables, {constant} bytes are constants",
             confidence="medium",
         )
     if not constant or warm is None or least is None or not least.products:
@@ -123,6 +124,8 @@ def _graph_too_large(run: Explained) -> Verdict:
         return cause.ruled_out(f"the graph has {told}, of 2 GB at most")
     if run.data.record.outcome == "ok":
         return cause.ruled_out("0 errors name the graph's size")
+    if is_open(run):
+        return cause.not_measured(*not_reached(run, "its graph"))
     return cause.not_measured(
         "the graph's size is not in the record", "a run that builds its graph"
     )
@@ -202,7 +205,7 @@ def _graph_bytes(run: Explained, key: str) -> int | None:
 
 
 RULES: tuple[Rule, ...] = (
-    CONSTANTS_FOLDED.rule(_constants_folded),
+    CONSTANTS_FOLDED.rule(constants_folded),
     GRAPH_TOO_LARGE.rule(_graph_too_large),
     MORE_PRODUCTS.rule(_more_products),
     RECURSION.rule(_recursion),

@@ -169,7 +169,7 @@ def _not_starved(
     """Return what rules it out: each task's figures with the thresholds that they did not reach."""
     tasks = sorted(used.keys() | speeds.keys())
     told = [
-        f"{line}; {_threshold(used.get(task), speeds.get(task))}"
+        f"{line.replace('; ', ', ')}, {_threshold(used.get(task), speeds.get(task))}"
         for task, line in zip(tasks, lines, strict=True)
     ]
     warm = warm_s(run)
@@ -177,21 +177,21 @@ def _not_starved(
         return told
     cost, task, lost = max(costs)
     whole = part_text(max(0.0, cost), warm)
-    first = f"task:{task} lost {percent(lost)} of its compute, which costs {whole} at most"
+    first = f"task:{task} lost {percent(lost)} of its compute, {whole} of a step at most, a cause from 15 % on"
     return [first, *_least_line(run), *lines]
 
 
 def _threshold(use: Use | None, speed: Speed | None) -> str:
     """Return from where on a task's figures say that it is starved."""
     if speed is not None and use is not None:
-        return f"starved: at most {percent(SLOWED)} of the peak and {percent(WAITED)} without a CPU"
+        return f"starved at {percent(SLOWED)} of the peak or less and {percent(WAITED)} without a CPU or more"
     if speed is not None:
-        return f"starved: at most {percent(SLOWED_ALONE)} of the peak"
+        return f"starved at {percent(SLOWED_ALONE)} of the peak or less"
     if use is None or use.taken is None:
-        return f"starved: {percent(WAITED_ALONE)}"
+        return f"starved from {percent(WAITED_ALONE)} on"
     return (
-        f"others took {percent(use.taken)} of the CPUs; starved: {percent(WAITED_ALONE)}, or "
-        f"{percent(WAITED)} where others took {percent(TAKEN)}"
+        f"starved from {percent(WAITED_ALONE)} on, or from {percent(WAITED)} on where others take "
+        f"{percent(TAKEN)} of the CPUs: they took {percent(use.taken)}"
     )
 
 
@@ -356,13 +356,22 @@ def _judge_slow(run: Explained) -> Verdict:
     used = uses(run)
     speeds = _speeds(run, used)
     costs = []
+    shares = {}
     for task, peak in known.items():
         # A peak that was measured while the node was busy with something else is not believed by itself.
-        share = max(peak.gflops / best_peak, traced[task] / best_traced)
+        share = shares[task] = max(peak.gflops / best_peak, traced[task] / best_traced)
         if share < WEAKER and _lost(used.get(task), speeds.get(task)) is None:
             costs.append((_computes_s(run, task, warm) * (1 - share), task, share))
     if not costs or not matters(max(costs)[0], warm):
-        return SLOW_NODE.ruled_out(*lines, f"slow: below {percent(WEAKER)} of the best in both")
+        slowest = min(shares, key=lambda each: shares[each])
+        told = f"{node_of(run, slowest)} has {percent(shares[slowest])} of the best node's speed"
+        if costs:
+            told += f", which costs {part_text(max(costs)[0], warm)}, a cause from 15 % on"
+        elif shares[slowest] < WEAKER:
+            told += ", counted in cpu-starved"
+        else:
+            told += f", slow is below {percent(WEAKER)}"
+        return SLOW_NODE.ruled_out(told, *lines)
     cost, task, share = max(costs)
     node = node_of(run, task)
     return SLOW_NODE.found(
@@ -386,7 +395,7 @@ def _slow_by_peaks(run: Explained, peaks: dict[str, float]) -> Verdict:
     if least < WEAKER:
         return SLOW_NODE.not_measured(*no_trace(run))
     return SLOW_NODE.ruled_out(
-        f"the weakest node has {percent(least)} of the best one's peak; slow: below {percent(WEAKER)}",
+        f"the weakest node has {percent(least)} of the best one's peak, slow is below {percent(WEAKER)}",
         *lines,
     )
 

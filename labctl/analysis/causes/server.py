@@ -242,7 +242,7 @@ def _stayed(cause: Cause, run: Explained, others: Sequence[Departure]) -> Verdic
         else:
             lines.append(_looks(run, before, after))
     if unknown and is_open(run):
-        return cause.not_measured(*not_reached(run, f"its end, when {unknown[0]} is looked at"))
+        return cause.not_measured(*not_reached(run, "its end"))
     if unknown:
         return cause.not_measured(
             f"the server on {', '.join(unknown)} was not looked at before and after the run",

@@ -15,13 +15,13 @@ from labctl.analysis.causes.common import (
     log_line,
     part_text,
     phase_s,
-    products_missing,
     quoted,
     time_text,
     wall_s,
     warm_s,
 )
 from labctl.analysis.causes.contact import is_open, not_reached
+from labctl.analysis.causes.graph import CONSTANTS_FOLDED, constants_folded
 from labctl.analysis.causes.model import Rule, Verdict
 from labctl.lab.model import LOOPBACK
 from labctl.node import wire
@@ -99,8 +99,8 @@ def _first_step_setup(run: Explained) -> Verdict:
 
 def _owner_of_first_step(run: Explained) -> str | None:
     """Return the rule that has the first step's extra time, None if it is `first-step-setup`."""
-    if products_missing(run):
-        return "constants-folded"
+    if constants_folded(run).status == "found":
+        return CONSTANTS_FOLDED.name
     if log_line(run, *_XLA_WORDS) is not None:
         return XLA_COMPILE.name
     return None
@@ -138,6 +138,8 @@ def _server_start(run: Explained) -> Verdict:
     paid = _paid_by_labctl_s(run)
     children = run.data.record.parameters.placement == "one-host"
     if wall is None or (own is None and not paid):
+        if is_open(run):
+            return cause.not_measured(*not_reached(run, "its servers"))
         return cause.not_measured("the run has no server phase", "a run that ends")
     seconds = (own or 0.0) + paid + ((waited or 0.0) if children else 0.0)
     told = part_text(seconds, wall)

@@ -90,7 +90,7 @@ def _below(told: str, seconds: float, parts: Travel, share: float) -> str:
     """Return a part that is no cause, with the threshold where it comes near to it."""
     near = seconds >= share * parts.step_s / 2
     return (
-        f"{told}; a cause from {share * 100:.0f} % and {time_text(STEP_LEAST_S)} on"
+        f"{told}, a cause from {share * 100:.0f} % and {time_text(STEP_LEAST_S)} on"
         if near
         else told
     )
