@@ -88,7 +88,10 @@ def steps(begin_s: float, count: int, each_s: float = 0.1) -> list[Event]:
     ]
 
 
-HELLO = [event(wire.HELLO, 3.0, tensorflow="2.21.0", environment={}), *phase(wire.PHASE_PEERS, 3.1, None)]
+HELLO = [
+    event(wire.HELLO, 3.0, tensorflow="2.21.0", environment={}),
+    *phase(wire.PHASE_PEERS, 3.1, None),
+]
 # The whole of a healthy run: ten steps of 100 ms each.
 HEALTHY = [
     *HELLO,
