@@ -13,7 +13,7 @@ from labctl.runs.events import Event
 from labctl.runs.record import RunRecord
 
 _NEAR_S = 1.0  # events this far outside of the run are still taken to be of it
-_FULLER = 1.005  # what a part of a whole may be by rounding
+_FULLER = 1.05  # a rate above its baseline by more than noise
 _UNITS = ((365.25 * 86_400, "years"), (86_400, "days"), (3600, "hours"), (60, "minutes"))
 
 
