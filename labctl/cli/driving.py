@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from labctl.cli.runs import store_of
 from labctl.cli.show import print_run
 from labctl.console import say
 from labctl.drive.interrupts import Interrupts
@@ -71,10 +72,10 @@ def find_run(lab: str | None, run: str) -> tuple[RunStore, Entry]:
     """Return the store of a lab and one of its runs.
 
     Raises:
+        ConfigError: There is no such lab.
         RecordError: There is no such run, or it cannot be read.
     """
-    home = Home.find()
-    store = RunStore(home.local_dir(home.choose(lab)))
+    store = store_of(lab)
     return store, store.find(run)
 
 

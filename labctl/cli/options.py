@@ -31,3 +31,34 @@ DebugOption = Annotated[
         help="Show tracebacks of expected errors too.",
     ),
 ]
+
+# The experiment, as `run` takes it and `plan` foresees it.
+SizeOption = Annotated[
+    int | None, typer.Option("--size", "-L", help="L of the L x L matrices. [default: 1000]")
+]
+PowerOption = Annotated[
+    int | None, typer.Option("--power", "-n", help="n, factors of each product. [default: 5]")
+]
+PlacementOption = Annotated[
+    str | None, typer.Option(help="lab, one-host or one-process. [default: lab]")
+]
+InterOpOption = Annotated[
+    str | None,
+    typer.Option(
+        "--inter-op",
+        metavar="N|default",
+        help="Inter-op threads of the client's server. [default: 2]",
+    ),
+]
+RepeatOption = Annotated[
+    int | None, typer.Option(help="Warm steps after the cold one. [default: 10]")
+]
+
+# A run of the store, or a record that lies elsewhere.
+RecordArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="[RUN]",
+        help="Run id, unique prefix, `last`, or a path with a slash: a record's directory.",
+    ),
+]

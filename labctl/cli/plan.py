@@ -6,17 +6,22 @@ from typing import Annotated
 
 import typer
 
-from labctl.cli.options import DebugOption, JsonOption, LabOption
+from labctl.cli.options import (
+    DebugOption,
+    InterOpOption,
+    JsonOption,
+    LabOption,
+    PlacementOption,
+    PowerOption,
+    RepeatOption,
+    SizeOption,
+)
 
 
 def plan(
     *,
-    size: Annotated[
-        int | None, typer.Option("--size", "-L", help="L of the L x L matrices. [default: 1000]")
-    ] = None,
-    power: Annotated[
-        int | None, typer.Option("--power", "-n", help="n, factors of each product. [default: 5]")
-    ] = None,
+    size: SizeOption = None,
+    power: PowerOption = None,
     tasks: Annotated[
         int | None, typer.Option(help="Matrices, one a task. [default: the lab's nodes]")
     ] = None,
@@ -24,20 +29,9 @@ def plan(
         str | None, typer.Option(help="listing, chain, recursive or squaring. [default: chain]")
     ] = None,
     feed: Annotated[str | None, typer.Option(help="fed or staged. [default: fed]")] = None,
-    placement: Annotated[
-        str | None, typer.Option(help="lab, one-host or one-process. [default: lab]")
-    ] = None,
-    inter_op: Annotated[
-        str | None,
-        typer.Option(
-            "--inter-op",
-            metavar="N|default",
-            help="Inter-op threads of the client's server. [default: 2]",
-        ),
-    ] = None,
-    repeat: Annotated[
-        int | None, typer.Option(help="Warm steps after the cold one. [default: 10]")
-    ] = None,
+    placement: PlacementOption = None,
+    inter_op: InterOpOption = None,
+    repeat: RepeatOption = None,
     device: Annotated[
         str | None,
         typer.Option(
@@ -57,13 +51,12 @@ def plan(
 
     from labctl.analysis.outlook import look_ahead
     from labctl.analysis.score import score as score_all
+    from labctl.cli.runs import store_of
     from labctl.console import out, out_json, say
     from labctl.drive.foresee import find_device, work_for
     from labctl.drive.history import keep_plan, read_history, read_plans
     from labctl.drive.plan import RunOptions
     from labctl.errors import UsageError
-    from labctl.lab.home import Home
-    from labctl.runs.store import RunStore
     from labctl.views import plan as view
 
     if device == "list":
@@ -82,9 +75,9 @@ def plan(
         repeat=repeat,
     )
     gpu = None if device is None else find_device(device)
-    home = Home.find()
-    local_dir = home.local_dir(home.choose(lab))
-    facts = read_history(RunStore(local_dir))
+    store = store_of(lab)
+    local_dir = store.root.parent
+    facts = read_history(store)
     if score:
         if tasks is not None or gpu is not None or options != RunOptions():
             raise UsageError("--score is given with options of a run", do="leave one of them out")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from labctl.cli.options import DebugOption, JsonOption, LabOption
+from labctl.cli.options import DebugOption, JsonOption, LabOption, RecordArgument
 
 if TYPE_CHECKING:
     from labctl.runs.store import Entry
@@ -15,13 +15,7 @@ if TYPE_CHECKING:
 
 def report(
     *,
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="[RUN]",
-            help="Run id, unique prefix, `last`, or a path with a slash: a record's directory.",
-        ),
-    ] = "last",
+    run: RecordArgument = "last",
     output: Annotated[
         Path | None,
         typer.Option(

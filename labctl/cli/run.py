@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from labctl.cli.options import DebugOption, JsonOption, LabOption
+from labctl.cli.options import (
+    DebugOption,
+    InterOpOption,
+    JsonOption,
+    LabOption,
+    PlacementOption,
+    PowerOption,
+    RepeatOption,
+    SizeOption,
+)
 
 ShowOutputOption = Annotated[
     bool,
@@ -31,12 +40,8 @@ def run(
     gpu: Annotated[
         bool | None, typer.Option("--gpu/--cpu", help="Device of the products. [default: cpu]")
     ] = None,
-    size: Annotated[
-        int | None, typer.Option("--size", "-L", help="L of the L x L matrices. [default: 1000]")
-    ] = None,
-    power: Annotated[
-        int | None, typer.Option("--power", "-n", help="n, factors of each product. [default: 5]")
-    ] = None,
+    size: SizeOption = None,
+    power: PowerOption = None,
     algorithm: Annotated[
         str | None,
         typer.Option(
@@ -50,24 +55,13 @@ def run(
             " [default: fed]"
         ),
     ] = None,
-    placement: Annotated[
-        str | None, typer.Option(help="lab, one-host or one-process. [default: lab]")
-    ] = None,
+    placement: PlacementOption = None,
     api: Annotated[
         str | None,
         typer.Option(help="session (tf.compat.v1) or tf2 (tf.function). [default: session]"),
     ] = None,
-    inter_op: Annotated[
-        str | None,
-        typer.Option(
-            "--inter-op",
-            metavar="N|default",
-            help="Inter-op threads of the client's server. [default: 2]",
-        ),
-    ] = None,
-    repeat: Annotated[
-        int | None, typer.Option(help="Warm steps after the cold one. [default: 10]")
-    ] = None,
+    inter_op: InterOpOption = None,
+    repeat: RepeatOption = None,
     trace: Annotated[
         bool | None,
         typer.Option(

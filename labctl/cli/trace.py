@@ -7,18 +7,12 @@ from typing import Annotated
 
 import typer
 
-from labctl.cli.options import DebugOption, JsonOption, LabOption
+from labctl.cli.options import DebugOption, JsonOption, LabOption, RecordArgument
 
 
 def trace(
     *,
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="[RUN]",
-            help="Run id, unique prefix, `last`, or a path with a slash: a record's directory.",
-        ),
-    ] = "last",
+    run: RecordArgument = "last",
     output: Annotated[
         Path | None,
         typer.Option(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from labctl.cli.options import DebugOption, JsonOption, LabOption
+from labctl.cli.options import DebugOption, JsonOption, LabOption, RecordArgument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,13 +17,7 @@ if TYPE_CHECKING:
 
 def why(
     *,
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="[RUN]",
-            help="Run id, unique prefix, `last`, or a path with a slash: a record's directory.",
-        ),
-    ] = "last",
+    run: RecordArgument = "last",
     prove: Annotated[
         bool,
         typer.Option(
