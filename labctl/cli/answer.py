@@ -38,7 +38,7 @@ def answer(
     from labctl.drive.answer import find_round, read_answer, run_round
     from labctl.errors import RemoteCommandError, UsageError
     from labctl.lab.home import Home
-    from labctl.runs.atomic import check_output, write_text
+    from labctl.runs.atomic import cannot_write, check_output, write_text
     from labctl.runs.store import RunStore
     from labctl.views.answer import answer_lines, answer_markdown, answer_object
     from labctl.views.progress import make_progress
@@ -69,7 +69,7 @@ def answer(
         try:
             write_text(write, answer_markdown(found))
         except OSError as error:
-            raise UsageError(f"--write {write}: {error.strerror}") from error
+            raise cannot_write(write, error) from error
         say(f"written {write}")
     if json:
         out_json(answer_object(found))

@@ -83,7 +83,10 @@ def _write(file: Path, page: bytes) -> None:
             do="name another file",
         ) from error
     atomic.check_output(file)
-    atomic.write_bytes(file, page)
+    try:
+        atomic.write_bytes(file, page)
+    except OSError as error:
+        raise atomic.cannot_write(file, error) from error
 
 
 def _open(file: Path) -> None:

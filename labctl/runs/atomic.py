@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
 
-from labctl.errors import UsageError
+from labctl.errors import ConfigError, LabctlError, UsageError
 
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFDIR: "a directory",
@@ -29,17 +31,23 @@ def check_output(path: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise UsageError(
-            f"cannot write {path}: {error.strerror}",
-            expected="a file's name in a directory that can be written",
-            do="name another file",
-        ) from error
+        raise cannot_write(path, error) from error
     if not stat.S_ISREG(mode):
         raise UsageError(
             f"{path} is {_KINDS.get(stat.S_IFMT(mode), 'no regular file')}",
             expected="a new file, or a regular one to replace",
             do="name another file",
         )
+
+
+def cannot_write(path: Path, error: OSError) -> LabctlError:
+    """Return the error for a file that the user asked for and that could not be written."""
+    found = f"cannot write {path}: {error.strerror}"
+    if error.errno in _FULL:
+        return ConfigError(found, expected="room for it", do="make room, or name another file")
+    return UsageError(
+        found, expected="a file's name in a directory that can be written", do="name another file"
+    )
 
 
 def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:

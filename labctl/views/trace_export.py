@@ -15,9 +15,8 @@ from labctl.analysis.ledger import client_spans, process_spans
 from labctl.analysis.model import Edge, OpRun, StepTrace
 from labctl.analysis.steps import Step
 from labctl.analysis.trace import task_nodes
-from labctl.errors import UsageError
 from labctl.node import wire
-from labctl.runs.atomic import check_output
+from labctl.runs.atomic import cannot_write, check_output
 from labctl.runs.events import Event
 from labctl.runs.record import Span
 from labctl.views.trace_before import JOIN_SERVER, before_the_run, utc
@@ -44,6 +43,7 @@ def write_trace(explained: Explained, file: Path) -> tuple[int, int]:
 
     Raises:
         UsageError: There can be no such file.
+        ConfigError: There is no room for it.
     """
     check_output(file)
     export = TraceExport(explained)
@@ -55,11 +55,7 @@ def write_trace(explained: Explained, file: Path) -> tuple[int, int]:
                 size += out.write(piece)
         fresh.replace(file)
     except OSError as error:
-        raise UsageError(
-            f"cannot write {file}: {error.strerror}",
-            expected="a file's name in a directory that can be written",
-            do="name another file with --output",
-        ) from error
+        raise cannot_write(file, error) from error
     finally:
         fresh.unlink(missing_ok=True)
     return size, export.written

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import json
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from labctl.errors import UsageError
 from labctl.runs import data
-from labctl.runs.atomic import check_output
+from labctl.runs.atomic import cannot_write, check_output
 from labctl.runs.events import EventStream, parse_line
 from labctl.runs.export import export
 from labctl.runs.plain import MIB, open_plain
@@ -156,6 +157,16 @@ def test_an_output_replaces_regular_files_alone(tmp_path: Path) -> None:
         assert caught.value.expected
         assert caught.value.do
     assert (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("number", "exit_code"),
+    [(errno.ENOSPC, 3), (errno.EDQUOT, 3), (errno.EACCES, 2), (errno.ENOENT, 2)],
+)
+def test_a_full_disk_is_told_from_a_name_that_cannot_be(number: int, exit_code: int) -> None:
+    error = cannot_write(Path("/there/x.html"), OSError(number, os.strerror(number)))
+    assert error.exit_code == exit_code
+    assert error.found == f"cannot write /there/x.html: {os.strerror(number)}"
 
 
 def test_no_link_is_followed_below_a_record_and_nothing_waited_for(tmp_path: Path) -> None:
