@@ -50,6 +50,18 @@ USAGE = "usage"  # of this process and its node since their start: cpu_ns, wait_
 # threads, rss_bytes; node_busy_ns, node_idle_ns, node_steal_ns (of the CPUs that the process may use), rx_bytes,
 # tx_bytes (all interfaces but lo). A figure that cannot be read is null. Every `USAGE_PERIOD_S`; from the join
 # server only while it works, with one before and one after.
+GPUS = "gpus"  # devices: a list of objects, one a device that NVML lists: index, name, uuid, pci, driver,
+# compute_capability (`8.0`), memory_bytes, persistence (bool), sm_clock_max_mhz, memory_clock_max_mhz,
+# power_limit_w; a figure that NVML does not give is null. `error` instead of devices where NVML does not answer.
+GPU_USAGE = "gpu_usage"  # devices: a list of objects: index, utilisation_percent, memory_used_bytes, sm_clock_mhz,
+# memory_clock_mhz, power_w, temperature_c, throttle (names of NVML's clocks event reasons), others (processes of
+# others on the device: pid and memory_bytes). Beside each `usage` event of a process that uses a GPU.
+KERNEL_CACHE = (
+    "kernel_cache"  # the driver's cache of compiled kernels: path, files, bytes, when (`begin`,
+)
+# `server`, `first_step` or `end`); files and bytes are null where it cannot be read
+LIBRARIES = "libraries"  # opened in `gpu_libraries`: libraries, a list of objects: name, path, duration_ns, error
+# (null if it was opened)
 RESULT = "result"  # ok, relative_error, tolerance, power_computed, products, norm, checked_by, and
 # `section_us`, `end_to_end_us`
 ERROR = "error"  # kind (`errors.py`), type, message (one line), expected, do, detail (TensorFlow's own words), and
@@ -67,6 +79,12 @@ PHASE_INTERPRETER = "interpreter"
 PHASE_PEERS = "wait_for_peers"
 PHASE_IMPORT_NUMPY = "import_numpy"
 PHASE_IMPORT_TENSORFLOW = "import_tensorflow"
+PHASE_GPU_WAKE = (
+    "gpu_wake"  # of a GPU run, before `import_tensorflow`: until the driver answers NVML
+)
+PHASE_GPU_LIBRARIES = (
+    "gpu_libraries"  # after `import_tensorflow`: opening the CUDA libraries that the run will use
+)
 PHASE_SERVER = "server"
 PHASE_GRAPH = "graph"
 PHASE_DESCRIBE = "describe_graph"  # what the `graph` event takes to count

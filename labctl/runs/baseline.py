@@ -60,6 +60,53 @@ class ComputeBaseline:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuBaseline:
+    """One GPU's own figures, as `labctl check --gpu-probe` measures them without TensorFlow.
+
+    Each of the first five is the time of one step of a cold start, in this order, in a process of its own.
+
+    Attributes:
+        node: Node name.
+        index: The GPU's number in CUDA's order.
+        name: Product name.
+        compute_capability: E.g. `8.0`.
+        driver: CUDA version that the driver supports, e.g. `12.9`.
+        library: cuBLAS that computed, e.g. `libcublas.so.12`.
+        size: L of the L x L float32 product.
+        wake_s: `cuInit`: the driver wakes the device.
+        context_s: Making the primary context.
+        libraries_s: Opening cuBLAS.
+        handle_s: `cublasCreate`.
+        first_product_s: The first product, which loads its kernel.
+        warm_product_s: A later one, median.
+        gflops: 2 L^3 / warm_product_s / 10^9.
+        h2d_bytes_per_s: Host to device, page-locked memory, one L x L matrix; median.
+        d2h_bytes_per_s: Device to host, likewise.
+        h2d_pageable_bytes_per_s: Host to device from ordinary memory; None if not measured.
+        at_unix_s: When, Unix time on labctl's clock.
+    """
+
+    node: bounds.Name
+    index: bounds.Count
+    name: str
+    compute_capability: str
+    driver: str
+    library: str
+    size: bounds.Size
+    wake_s: bounds.Seconds
+    context_s: bounds.Seconds
+    libraries_s: bounds.Seconds
+    handle_s: bounds.Seconds
+    first_product_s: bounds.Seconds
+    warm_product_s: bounds.Seconds
+    gflops: bounds.Gflops
+    h2d_bytes_per_s: bounds.BytesPerS
+    d2h_bytes_per_s: bounds.BytesPerS
+    h2d_pageable_bytes_per_s: bounds.BytesPerS | None
+    at_unix_s: bounds.Unix
+
+
+@dataclass(frozen=True, slots=True)
 class Baseline:
     """All that was measured of a lab.
 
@@ -67,6 +114,7 @@ class Baseline:
         boot_ids: Boot of each node when it was measured; another boot makes it stale.
         links: By direction; empty where no tool could measure.
         compute: By node.
+        gpus: By node and GPU; empty where none was measured.
         missing: Why a figure could not be had, one line each.
     """
 
@@ -74,6 +122,7 @@ class Baseline:
     links: tuple[LinkBaseline, ...] = ()
     compute: tuple[ComputeBaseline, ...] = ()
     missing: tuple[str, ...] = ()
+    gpus: tuple[GpuBaseline, ...] = ()
 
     def link(self, source: str, target: str) -> LinkBaseline | None:
         """Return one direction, None if it was not measured."""
@@ -82,3 +131,7 @@ class Baseline:
     def peak(self, node: str) -> ComputeBaseline | None:
         """Return a node's peak, None if it was not measured."""
         return next((each for each in self.compute if each.node == node), None)
+
+    def gpu(self, node: str, index: int = 0) -> GpuBaseline | None:
+        """Return a GPU's own figures, None if it was not measured."""
+        return next((each for each in self.gpus if (each.node, each.index) == (node, index)), None)

@@ -15,6 +15,7 @@ from labctl.errors import RecordError, RecordTooNewError
 from labctl.runs import atomic, bounds
 from labctl.runs.baseline import Baseline
 from labctl.runs.codec import decode, encode
+from labctl.runs.gpus import CudaState, GpuState
 from labctl.runs.plain import MIB, open_plain
 
 FORMAT = 1
@@ -162,6 +163,8 @@ class NodeFacts:
         cpu_limit: CPUs' time that its control groups grant, as the node itself sees them; None without a limit.
         load_1min: Its load average over the last minute.
         proxies: Names of proxy variables that its units or logins get.
+        gpus: Its GPUs as they were before the run; () where none was asked for or found.
+        cuda: What its TensorFlow brings for GPUs; None where that was not looked at.
     """
 
     name: bounds.Name
@@ -174,6 +177,8 @@ class NodeFacts:
     cpu_limit: bounds.Load | None = None
     load_1min: bounds.Load | None = None
     proxies: tuple[str, ...] = ()
+    gpus: tuple[GpuState, ...] = ()
+    cuda: CudaState | None = None
 
 
 @dataclass(frozen=True, slots=True)
