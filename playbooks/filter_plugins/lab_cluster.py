@@ -24,6 +24,8 @@ ROLES = Path(__file__).resolve().parents[2] / "roles"
 LAB_VARIABLES = frozenset(
     {
         "lab_admin_cidrs",
+        "lab_idle_minutes",
+        "lab_max_hours",
         "lab_provider",
         "lab_proxy_env",
         "tf_data_address",
