@@ -31,6 +31,7 @@ from .errors import (
 )
 from .events import EventLog
 from .experiment import Experiment
+from .gpu import Gpu
 from .ports import Answer, require_free_port
 from .script import run_script
 from .spec import check_addresses
@@ -76,6 +77,7 @@ class _Client:
         self._stall = Stall()
         self._usage = UsageReporter(events, always=True)
         self._experiment: Experiment | None = None
+        self._gpu: Gpu | None = None
 
     def run(self, plan_file: str) -> int:
         """Carry out a plan and return the exit status.
@@ -97,6 +99,8 @@ class _Client:
             return self._run_matpow(plan, plan.matpow)
         assert plan.script is not None  # noqa: S101 a plan has either, `from_json` checks it
         limits.check_script(plan.script, self._directory)
+        if plan.script.device == "gpu":
+            self._wake_gpus()
         self._await_peers(Peers(dict(enumerate(plan.cluster[1:], start=1))), plan.peer_timeout_s)
         self._watch(_SCRIPT_PATIENCE)
         with self._events.phase(wire.PHASE_SCRIPT), self._stall:
@@ -127,6 +131,8 @@ class _Client:
         """End the process, without waiting for TensorFlow."""
         self._usage.stop()
         with suppress(OSError):
+            if self._gpu is not None:
+                self._gpu.kernel_cache("end")
             self._events.end(status)
         _within(_FLUSH_WITHIN_S, _flush)
         os._exit(status)
@@ -187,14 +193,21 @@ class _Client:
             peers = Peers(dict(enumerate(addresses[1:], start=1)))
             self._await_peers(peers, timeout_s, children)
             self._watch(_EXPERIMENT_PATIENCE)
+        if matpow.device == "gpu":
+            self._wake_gpus()
         self._experiment = experiment = Experiment(
-            self._events, self._stall, self._directory, self._began_ns
+            self._events, self._stall, self._directory, self._began_ns, self._gpu
         )
         ok = experiment.run(matpow, tasks, addresses, trace=plan.trace)
         self._close(experiment)
         if children is not None:
             children.end()
         return wire.EXIT_OK if ok else wire.EXIT_WRONG
+
+    def _wake_gpus(self) -> None:
+        self._gpu = Gpu(self._events)
+        self._gpu.wake()
+        self._usage.watch(self._gpu)
 
     def _close(self, experiment: Experiment) -> None:
         """Free the other tasks' memory; what is not done in time is left undone, the result stands."""

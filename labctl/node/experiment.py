@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from . import limits, wire
+from . import limits, placement, wire
 from .errors import OUT_OF_RANGE, NodeError
 from .events import EventLog
 from .experiments.power import power_computed
@@ -17,6 +17,7 @@ from .wire import MatpowPlan
 if TYPE_CHECKING:
     from .experiments.inputs import Float32
     from .experiments.matpow import Computation, Setting
+    from .gpu import Gpu
 
 T = TypeVar("T")
 
@@ -33,13 +34,22 @@ class Experiment:
         stall: Told when TensorFlow is called and when it returns.
         directory: The run's directory; traces go below it.
         began_ns: When the client began, `time.perf_counter_ns`.
+        gpu: Of a GPU run, else None.
     """
 
-    def __init__(self, events: EventLog, stall: Stall, directory: Path, began_ns: int) -> None:
+    def __init__(
+        self,
+        events: EventLog,
+        stall: Stall,
+        directory: Path,
+        began_ns: int,
+        gpu: Gpu | None = None,
+    ) -> None:
         self._events = events
         self._stall = stall
         self._directory = directory
         self._began_ns = began_ns
+        self._gpu = gpu
         self._computation: Computation | None = None
 
     def run(self, plan: MatpowPlan, tasks: int, addresses: tuple[str, ...], *, trace: bool) -> bool:
@@ -52,16 +62,23 @@ class Experiment:
             trace: Take the extra steps, too.
 
         Raises:
-            NodeError: The server could not be built, or float32 cannot hold the result.
+            NodeError: The server could not be built, a task of a GPU run has no GPU, or float32 cannot hold the
+                result.
         """
         with self._events.phase(wire.PHASE_IMPORT_NUMPY):
             from .experiments.description import describe
             from .experiments.matpow import Setting
         with self._events.phase(wire.PHASE_IMPORT_TENSORFLOW):
             import tensorflow as tf
+        if self._gpu is not None:
+            self._gpu.open_libraries()
         self._computation = computation = _computation(tf, Setting(plan, tasks, addresses))
         with self._events.phase(wire.PHASE_SERVER), self._stall:
             computation.start_server()
+        if self._gpu is not None:
+            self._gpu.kernel_cache("server")
+        if plan.api == "tf2":
+            self._require_gpus(computation, plan, tasks, addresses)
         constants = self._inputs(plan, tasks) if plan.feed == "constant" else []
         with self._events.phase(wire.PHASE_GRAPH):
             products = computation.build_graph(constants)
@@ -71,6 +88,7 @@ class Experiment:
         if plan.api == "session":
             with self._events.phase(wire.PHASE_SESSION):
                 computation.open_session()
+            self._require_gpus(computation, plan, tasks, addresses)
         inputs = constants or self._inputs(plan, tasks)
         if plan.feed == "staged":
             with self._events.phase(wire.PHASE_STAGE), self._stall:
@@ -78,12 +96,16 @@ class Experiment:
         with self._events.phase(wire.PHASE_FIRST_STEP):
             result = self._step(computation, plan, inputs, 0)
         section_ns = time.perf_counter_ns() - section_ns
+        if self._gpu is not None:
+            self._gpu.kernel_cache("first_step")
         with self._events.phase(wire.PHASE_WARM_STEPS):
             for index in range(1, plan.repeat + 1):
                 result = self._step(computation, plan, inputs, index)
         if trace:
             index = self._traced_steps(computation, plan, inputs)
             self._probe_steps(computation, plan, inputs, index)
+        if self._gpu is not None and not plan.soft_placement:
+            placement.require_on_gpu(computation.misplaced())
         return self._verify(
             computation, plan, inputs, result, products=products, section_us=section_ns // 1000
         )
@@ -92,6 +114,16 @@ class Experiment:
         """Free what lies on the other tasks. May block when a peer is gone."""
         if self._computation is not None:
             self._computation.close()
+
+    def _require_gpus(
+        self, computation: Computation, plan: MatpowPlan, tasks: int, addresses: tuple[str, ...]
+    ) -> None:
+        """Check that every task of a GPU run has one; `--soft-placement` takes what there is."""
+        if self._gpu is None or plan.soft_placement:
+            return
+        with self._events.phase(wire.PHASE_DEVICES), self._stall:
+            devices = computation.devices()
+        placement.require_gpus(devices, tasks, addresses, nvml_error=self._gpu.error)
 
     def _inputs(self, plan: MatpowPlan, tasks: int) -> list[Float32]:
         from .experiments.inputs import make_inputs

@@ -190,6 +190,11 @@ def _first_version(distributions: tuple[str, ...]) -> str | None:
     return None
 
 
+def cuda_version() -> str | None:
+    """Return the CUDA version that the installed TensorFlow was built for, None if it was built for none."""
+    return _tensorflow_build().get("cuda_version")
+
+
 def _tensorflow_build() -> dict[str, str]:
     """Return the versions that TensorFlow was built with, from its file, without importing it."""
     spec = find_spec("tensorflow")

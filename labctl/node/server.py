@@ -17,6 +17,7 @@ from typing import Any
 from . import host, wire
 from .errors import NodeError, classify, shorten
 from .events import EventLog
+from .gpu import Gpu, may_use_gpus
 from .notify import notify_ready
 from .ports import port_in_use, probe, require_free_port
 from .spec import bad_spec, check_task, parse_spec, split_address
@@ -43,7 +44,8 @@ def serve(spec_file: str, task: int, inter_op: int | None, parent: int | None) -
     events = EventLog(sys.stdout.fileno(), "join-server", task)
     dropped = host.drop_proxies(os.environ)
     host.introduce(events)
-    UsageReporter(events, always=False).start()
+    usage = UsageReporter(events, always=False)
+    usage.start()
     try:
         if parent is not None:
             _die_with(parent)
@@ -52,7 +54,12 @@ def serve(spec_file: str, task: int, inter_op: int | None, parent: int | None) -
         if dropped:
             events.emit(wire.NOTE, text=f"cleared {', '.join(dropped)}: gRPC would obey them")
         require_free_port(own)
-        server = _build(addresses, task, inter_op, events)
+        gpu = None
+        if may_use_gpus(os.environ):
+            gpu = Gpu(events, head=parent)
+            gpu.wake()
+            usage.watch(gpu)
+        server = _build(addresses, task, inter_op, events, gpu)
         _wait_until_ready(f"127.0.0.1:{split_address(own)[1]}")
     except NodeError as error:
         events.emit(wire.ERROR, **error.fields())
@@ -101,13 +108,24 @@ def start_server(tf: Any, addresses: tuple[str, ...], task: int, config: Any) ->
         ) from error
 
 
-def _build(addresses: tuple[str, ...], task: int, inter_op: int | None, events: EventLog) -> Any:
+def _build(
+    addresses: tuple[str, ...],
+    task: int,
+    inter_op: int | None,
+    events: EventLog,
+    gpu: Gpu | None,
+) -> Any:
     with events.phase(wire.PHASE_IMPORT_NUMPY):
         import numpy as np  # noqa: F401 timed apart from TensorFlow, which imports it
     with events.phase(wire.PHASE_IMPORT_TENSORFLOW):
         import tensorflow as tf
+    if gpu is not None:
+        gpu.open_libraries()
     with events.phase(wire.PHASE_SERVER):
-        return start_server(tf, addresses, task, server_config(tf, inter_op, use_gpu=True))
+        server = start_server(tf, addresses, task, server_config(tf, inter_op, use_gpu=True))
+    if gpu is not None:
+        gpu.kernel_cache("server")
+    return server
 
 
 def _read_spec(path: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What this process and its node use while they work: CPU time, waiting for a CPU, memory, network traffic."""
+"""What this process and its node use while they work: CPU time, waiting for a CPU, memory, network, GPUs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from . import wire
 from .events import EventLog
+
+if TYPE_CHECKING:
+    from .gpu import Gpu
 
 # A server counts as working while it uses more CPU time than its idle threads do.
 WORKING_CPU_NS = 2_000_000
@@ -187,6 +191,11 @@ class UsageReporter(threading.Thread):
         self._work_ns = 0  # up to then
         self._busy = False  # in the period that ended with it
         self._told = False
+        self._gpu: Gpu | None = None
+
+    def watch(self, gpu: Gpu) -> None:
+        """Write a `gpu_usage` event beside each `usage` event from now on, and the kernel cache after work."""
+        self._gpu = gpu
 
     def run(self) -> None:
         while True:
@@ -219,6 +228,16 @@ class UsageReporter(threading.Thread):
             self._busy, self._told = busy, busy or was_busy
             if self._told:
                 self._tell(now)
+                self._tell_of_gpus(at_rest=not busy)
+
+    def _tell_of_gpus(self, *, at_rest: bool) -> None:
+        """Write what the GPUs do now; a server that has just come to rest has compiled what it had to."""
+        gpu = self._gpu
+        devices = None if gpu is None else gpu.usage()
+        if devices is not None:
+            self._events.emit(wire.GPU_USAGE, devices=devices)
+        if gpu is not None and at_rest:
+            gpu.kernel_cache("end")
 
     def _tell(self, reading: tuple[int, int, Figures]) -> None:
         t, mono, figures = reading

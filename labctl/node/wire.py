@@ -55,11 +55,13 @@ GPUS = "gpus"  # devices: a list of objects, one a device that NVML lists: index
 # power_limit_w; a figure that NVML does not give is null. `error` instead of devices where NVML does not answer.
 GPU_USAGE = "gpu_usage"  # devices: a list of objects: index, utilisation_percent, memory_used_bytes, sm_clock_mhz,
 # memory_clock_mhz, power_w, temperature_c, throttle (names of NVML's clocks event reasons), others (processes of
-# others on the device: pid and memory_bytes). Beside each `usage` event of a process that uses a GPU.
+# others on the device: pid and memory_bytes); a figure that NVML does not give is null. Beside each `usage` event
+# of a process that uses a GPU, but for the one before it works and where asking would cost over 2 % of the time.
 KERNEL_CACHE = (
     "kernel_cache"  # the driver's cache of compiled kernels: path, files, bytes, when (`begin`,
 )
-# `server`, `first_step` or `end`); files and bytes are null where it cannot be read
+# `server`, `first_step` or `end`); files and bytes are null where it cannot be read. From a join server `begin`,
+# `server`, and `end` each time it comes to rest.
 LIBRARIES = "libraries"  # opened in `gpu_libraries`: libraries, a list of objects: name, path, duration_ns, error
 # (null if it was opened)
 RESULT = "result"  # ok, relative_error, tolerance, power_computed, products, norm, checked_by, and
@@ -89,6 +91,7 @@ PHASE_SERVER = "server"
 PHASE_GRAPH = "graph"
 PHASE_DESCRIBE = "describe_graph"  # what the `graph` event takes to count
 PHASE_SESSION = "session"
+PHASE_DEVICES = "list_devices"  # of a GPU run without soft placement: every task tells its devices
 PHASE_INPUTS = "inputs"
 PHASE_STAGE = "stage_inputs"
 PHASE_FIRST_STEP = "first_step"
@@ -174,10 +177,12 @@ class ScriptPlan:
     Attributes:
         file: Its name in the run directory.
         args: Its arguments.
+        device: Device type asked for; with `gpu` the node's GPUs are watched. None if it was not said.
     """
 
     file: str
     args: tuple[str, ...] = ()
+    device: Device | None = None
 
 
 @dataclass(frozen=True)

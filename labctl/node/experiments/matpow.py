@@ -49,6 +49,9 @@ class Computation(Protocol):
     def open_session(self) -> bool:
         """Open the session; False if this API has none."""
 
+    def devices(self) -> list[str]:
+        """Return TensorFlow's names of all tasks' devices. For a session it is the first contact with them."""
+
     def stage(self, inputs: Sequence[Float32]) -> None:
         """Put the inputs into variables on their tasks, once; only for `staged`."""
 
@@ -57,6 +60,9 @@ class Computation(Protocol):
 
     def traced_step(self, inputs: Sequence[Float32], *, fetch: bool) -> bytes | None:
         """Compute once with a full trace; return the serialised StepStats, None if this API has none."""
+
+    def misplaced(self) -> list[tuple[str, str]]:
+        """Return name and device of each product that traced steps saw on a CPU."""
 
     def null_step(self) -> bool:
         """Run an op on every task that does nothing; False if this API has no such step."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..placement import misplaced_products
 from ..server import server_config, start_server
 from .inputs import Float32
 from .matpow import Setting
@@ -32,6 +33,7 @@ class SessionComputation:
         self._target = ""
         self._server: Any = None
         self._session: Any = None
+        self._misplaced: list[tuple[str, str]] = []
 
     def start_server(self) -> None:
         if not self._setting.addresses:
@@ -73,6 +75,9 @@ class SessionComputation:
         self._session = self._v1.Session(self._target, graph=self._graph, config=config)
         return True
 
+    def devices(self) -> list[str]:
+        return [device.name for device in self._session.list_devices()]
+
     def stage(self, inputs: Sequence[Float32]) -> None:
         self._session.run(self._initializers, feed_dict=self._feeds(inputs))
 
@@ -83,8 +88,12 @@ class SessionComputation:
         options = self._v1.RunOptions(trace_level=self._v1.RunOptions.FULL_TRACE)
         metadata = self._v1.RunMetadata()
         self._run(inputs, fetch=fetch, options=options, run_metadata=metadata)
+        self._misplaced += misplaced_products(metadata.step_stats)
         serialised: bytes = metadata.step_stats.SerializeToString()
         return serialised
+
+    def misplaced(self) -> list[tuple[str, str]]:
+        return self._misplaced
 
     def null_step(self) -> bool:
         self._session.run(self._idle)

@@ -94,6 +94,9 @@ class FunctionComputation:
     def open_session(self) -> bool:
         return False
 
+    def devices(self) -> list[str]:
+        return [device.name for device in self._tf.config.list_logical_devices()]
+
     def stage(self, inputs: Sequence[Float32]) -> None:
         for variable, matrix in zip(self._variables, inputs, strict=True):
             variable.assign(matrix)
@@ -107,6 +110,9 @@ class FunctionComputation:
 
     def traced_step(self, inputs: Sequence[Float32], *, fetch: bool) -> bytes | None:  # noqa: ARG002 protocol
         return None
+
+    def misplaced(self) -> list[tuple[str, str]]:
+        return []
 
     def null_step(self) -> bool:
         return False
