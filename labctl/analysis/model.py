@@ -7,6 +7,7 @@ measured offset. Where a figure rests on a stamp of another node, its error boun
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,45 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
+class Copy:
+    """One tensor's way between a node's memory and its GPU in a traced step, by CUPTI: an edge within a task.
+
+    Attributes:
+        kind: `h2d` from host to device, `d2h` back.
+        task: Whose.
+        device: The GPU, e.g. `GPU:0`.
+        tensor: Its name in the graph, "" where TensorFlow named none.
+        size_bytes: Bytes, None where the trace does not say.
+        host_memory: Of the host's side: `pinned`, `pageable`; "" where the trace does not say.
+        queued_s: When the host put it into the stream; None where the trace does not say.
+        start_s: When the copy began.
+        end_s: When it ended.
+    """
+
+    kind: Literal["h2d", "d2h"]
+    task: int
+    device: str
+    tensor: str
+    size_bytes: int | None
+    host_memory: str
+    queued_s: float | None
+    start_s: float
+    end_s: float
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds."""
+        return self.end_s - self.start_s
+
+    @property
+    def mb_per_s(self) -> float | None:
+        """Rate in MB (10^6 bytes) a second, None where size or time are not known."""
+        if self.size_bytes is None or self.duration_s <= 0:
+            return None
+        return self.size_bytes / 1e6 / self.duration_s
+
+
+@dataclass(frozen=True, slots=True)
 class TaskTrace:
     """What one task did in a traced step.
 
@@ -110,7 +150,10 @@ class TaskTrace:
         compute_s: Time in which at least one of its ops ran (union).
         op_sum_s: Sum of its ops' times.
         products: MatMul ops that ran, by device.
-        gflops: 2 L^3 x products / time of the products / 10^9; None if there were none or L is unknown.
+        gflops: 2 L^3 x products / time of the products / 10^9; None if there were none or L is unknown, and where a
+            GPU's rows tell only when ops were queued.
+        queued_only: Its products ran on a GPU and TensorFlow collected no GPU trace (CUPTI): `compute_s`,
+            `op_sum_s` and `ended_s` are of putting them into the stream, not of running them.
     """
 
     task: int
@@ -121,6 +164,7 @@ class TaskTrace:
     op_sum_s: float
     products: dict[str, int]
     gflops: float | None
+    queued_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +182,7 @@ class StepTrace:
         dispatch_s: From the step's start to the first op.
         fetch_s: From the last op's end to the step's end: the result's way back to Python. Never recorded by
             TensorFlow, so it is the rest.
+        copies: Between host and GPU, by start; none without CUPTI.
     """
 
     index: int
@@ -149,6 +194,7 @@ class StepTrace:
     compute_union_s: float
     dispatch_s: float
     fetch_s: float
+    copies: tuple[Copy, ...] = ()
 
     @property
     def overlap_s(self) -> float:
@@ -161,8 +207,8 @@ class SplitRow:
     """One part of a warm step.
 
     Attributes:
-        what: `dispatch`, `compute`, `transfer`, `wait`, `fetch` or `other`.
-        task: The task that computes or waits; the receiver of a transfer; None where there is no one.
+        what: `dispatch`, `compute`, `copy` (between host and GPU), `transfer`, `wait`, `fetch` or `other`.
+        task: The task that computes, copies or waits; the receiver of a transfer; None where there is no one.
         source: Sender of a transfer, else None.
         seconds: Of the median warm step.
     """

@@ -4,11 +4,13 @@ Each instant of the step is in exactly one part:
 
 - `dispatch`: from the step's start until the path's first task began its part of the graph.
 - `compute`: an op on the path runs; or the path's next op is ready and its task runs others.
+- `copy`: nothing of the path computes, and a tensor goes between host and GPU of the task that is waited for.
 - `transfer`: a tensor on the path is on its way.
 - `wait`: a tensor on the path is ready and asked for, but its sender does not answer yet, or an op is ready and
   its task runs none. The task is the one that waits.
 - `fetch`: from the last op to the step's end, the result's way back to Python.
-- `other`: what the stamps do not tell, e.g. around a transfer whose stamp is not to be believed.
+- `other`: what the stamps do not tell, e.g. around a transfer whose stamp is not to be believed, or what a GPU did
+  whose ops have only the time at which they were queued.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ from labctl.analysis.intervals import covered_s, merge, pieces
 from labctl.analysis.model import Edge, OpRun, SplitRow, StepSplit, StepTrace
 from labctl.analysis.trace import busy, on_stream
 
-DISPATCH, COMPUTE, TRANSFER, WAIT, FETCH, OTHER = (
+DISPATCH, COMPUTE, COPY, TRANSFER, WAIT, FETCH, OTHER = (
     "dispatch",
     "compute",
+    "copy",
     "transfer",
     "wait",
     "fetch",
@@ -81,14 +84,18 @@ def task_parts(trace: StepTrace, task: int, *, client: bool) -> dict[str, float]
         if task in {edge.source, edge.target} and not edge.clamped
     ]
     compute_s = covered_s(own)
-    rest_s = max(0.0, trace.duration_s - compute_s)
-    transfer_s = min(rest_s, max(0.0, covered_s(merge([*own, *moving])) - compute_s))
+    copies = [(copy.start_s, copy.end_s) for copy in trace.copies if copy.task == task]
+    copy_s = max(0.0, covered_s(merge([*own, *copies])) - compute_s)
+    rest_s = max(0.0, trace.duration_s - compute_s - copy_s)
+    known_s = compute_s + copy_s
+    transfer_s = min(rest_s, max(0.0, covered_s(merge([*own, *copies, *moving])) - known_s))
     rest_s -= transfer_s
     dispatch_s = min(rest_s, trace.dispatch_s) if client else 0.0
     fetch_s = min(rest_s - dispatch_s, trace.fetch_s) if client else 0.0
     return {
         DISPATCH: dispatch_s,
         COMPUTE: compute_s,
+        **({COPY: copy_s} if copies else {}),
         TRANSFER: transfer_s,
         WAIT: rest_s - dispatch_s - fetch_s,
         FETCH: fetch_s,
@@ -117,6 +124,13 @@ class _Path:
             task.task: busy(run for run in trace.ops if run.task == task.task)
             for task in trace.tasks
         }
+        self._copies = {
+            task.task: merge(
+                (copy.start_s, copy.end_s) for copy in trace.copies if copy.task == task.task
+            )
+            for task in trace.tasks
+        }
+        self._queued_only = {task.task for task in trace.tasks if task.queued_only}
         kernels: dict[tuple[int, str], float] = {}
         for run in trace.ops:
             if on_stream(run):
@@ -155,7 +169,7 @@ class _Path:
             task = op.run.task
             self._back_to(op.run.start_s, COMPUTE, task)
             before = self._before(op)
-            gap = OTHER if self._untold(op) else WAIT
+            gap = OTHER if self._untold(op) or task in self._queued_only else WAIT
             if before is None:
                 self._through(self._began.get(task, 0.0), task, gap)
                 return
@@ -208,7 +222,8 @@ class _Path:
             self._back_to(max(ready_s, asked_s), OTHER, None)
         else:
             self._back_to(edge.answered_s, TRANSFER, edge.target, edge.source)
-            self._back_to(max(ready_s, asked_s), WAIT, edge.target)
+            gap = OTHER if edge.source in self._queued_only else WAIT
+            self._wait_for(edge.source, max(ready_s, asked_s), gap, edge.target)
         if asked_s > ready_s:
             return None  # the receiver's part of the graph began last: all before is dispatch
         return made_by
@@ -217,8 +232,21 @@ class _Path:
         """Go back over the time before an op, in which its task computes something else, or does not (`gap`)."""
         start_s = min(max(to_s, 0.0), self._at_s)
         for begin_s, _, covered in reversed(pieces(self._busy.get(task, []), start_s, self._at_s)):
-            what = COMPUTE if covered else gap
-            self._back_to(begin_s, what, None if what == OTHER else task)
+            if covered:
+                self._back_to(begin_s, COMPUTE, task)
+            else:
+                self._wait_for(task, begin_s, gap, task)
+
+    def _wait_for(self, busy_task: int, to_s: float, gap: str, waiting: int) -> None:
+        """Go back over the time in which a task waits for another, or itself, which may be copying meanwhile."""
+        start_s = min(max(to_s, 0.0), self._at_s)
+        for begin_s, _, covered in reversed(
+            pieces(self._copies.get(busy_task, []), start_s, self._at_s)
+        ):
+            if covered:
+                self._back_to(begin_s, COPY, busy_task)
+            else:
+                self._back_to(begin_s, gap, None if gap == OTHER else waiting)
 
     def _back_to(self, to_s: float, what: str, task: int | None, source: int | None = None) -> None:
         to_s = min(max(to_s, 0.0), self._at_s)

@@ -25,6 +25,7 @@ _MESSAGES: dict[str, tuple[tuple[str, int, str, bool], ...]] = {
         ("all_end_rel_micros", 5, "d", False),
         ("output", 7, "NodeOutput", True),
         ("timeline_label", 8, "s", False),
+        ("scheduled_micros", 9, "d", False),
     ),
     "NodeOutput": (("tensor_description", 3, "TensorDescription", False),),
     "TensorDescription": (("allocation_description", 4, "AllocationDescription", False),),
@@ -42,6 +43,8 @@ class NodeRow(NamedTuple):
         start_us: When it began, Unix time on that device's clock, microseconds.
         end_us: When its kernel, or the transfer, ended.
         output_bytes: Bytes of its first output, None if it is not told.
+        scheduled_us: Of what ran on a GPU's stream, when the host queued it; 0 if it is not told. Of other rows it is
+            not to be believed: TensorFlow 2.16 has dates in the 22nd century there.
     """
 
     device: str
@@ -50,6 +53,7 @@ class NodeRow(NamedTuple):
     start_us: int
     end_us: int
     output_bytes: int | None
+    scheduled_us: int = 0
 
 
 def decode(data: bytes) -> list[NodeRow]:
@@ -78,6 +82,7 @@ def decode(data: bytes) -> list[NodeRow]:
                     start_us + node.op_start_rel_micros,
                     start_us + (node.op_end_rel_micros or node.all_end_rel_micros),
                     _bytes_of(node.output),
+                    node.scheduled_micros,
                 )
             )
     return rows

@@ -10,10 +10,10 @@ from itertools import chain
 
 from labctl.analysis.clock import MOST_BELIEVED_S, Clocks
 from labctl.analysis.intervals import covered_s, merge
-from labctl.analysis.model import Edge, OpRun, StepTrace, TaskTrace
+from labctl.analysis.model import Copy, Edge, OpRun, StepTrace, TaskTrace
 from labctl.analysis.steps import Step
 from labctl.analysis.stepstats import decode
-from labctl.analysis.trace_rows import SOURCE_OP, RawEdge, RawOp, tell_apart
+from labctl.analysis.trace_rows import SOURCE_OP, RawCopy, RawEdge, RawOp, tell_apart
 from labctl.node import wire
 from labctl.runs.data import RunData, TraceFile
 from labctl.runs.events import Event
@@ -137,6 +137,13 @@ class _Reader:
         working = {task: [run for run in own if computes(run)] for task, own in by_task.items()}
         busy_times = {task: busy(own) for task, own in working.items()}
         products = {task: _products(own, size) for task, own in working.items()}
+        queued = {task for task, own in working.items() if _queued_only(own)}
+        if queued:
+            who = ", ".join(f"task:{task}" for task in sorted(queued))
+            self.problems.append(
+                f"TensorFlow collected no GPU trace (CUPTI) on {who}: its rows tell when ops were queued, "
+                "not when they ran"
+            )
         tasks = tuple(
             TaskTrace(
                 task=task,
@@ -147,6 +154,7 @@ class _Reader:
                 op_sum_s=_op_sum_s(working[task]),
                 products=products[task][0],
                 gflops=products[task][1],
+                queued_only=task in queued,
             )
             for task in sorted(by_task)
         )
@@ -161,7 +169,35 @@ class _Reader:
             compute_union_s=covered_s(merge(chain.from_iterable(busy_times.values()))),
             dispatch_s=runs[0].start_s,
             fetch_s=max(0.0, duration_s - last_s),
+            copies=tuple(self._copies(rows.copies, duration_s)),
         )
+
+    def _copies(self, copies: Sequence[RawCopy], duration_s: float) -> list[Copy]:
+        """Return the copies that lie within the step, by start."""
+        found = []
+        for each in copies:
+            start_s, end_s = (
+                self._place_s(each.task, stamp) for stamp in (each.start_us, each.end_us)
+            )
+            if start_s > duration_s or end_s < 0:
+                continue
+            queued_s = None
+            if each.queued_us is not None:
+                queued_s = max(0.0, self._place_s(each.task, each.queued_us))
+            found.append(
+                Copy(
+                    kind=each.kind,
+                    task=each.task,
+                    device=each.device,
+                    tensor=each.tensor,
+                    size_bytes=each.size_bytes,
+                    host_memory=each.host_memory,
+                    queued_s=queued_s,
+                    start_s=max(start_s, 0.0),
+                    end_s=min(end_s, duration_s),
+                )
+            )
+        return sorted(found, key=lambda copy: (copy.start_s, copy.end_s, copy.task, copy.tensor))
 
     def _find_window(self, ops: dict[int, list[RawOp]], steps: Sequence[Step]) -> float:
         """Set the step's start on the client's clock and return its length, seconds."""
@@ -317,6 +353,12 @@ def _op_sum_s(working: Sequence[OpRun]) -> float:
     )
 
 
+def _queued_only(working: Sequence[OpRun]) -> bool:
+    """Return whether products were put into a GPU's stream and nothing tells when they ran."""
+    on_gpu = any(run.op == PRODUCT and run.device.startswith("GPU:") for run in working)
+    return on_gpu and not any(on_stream(run) for run in working)
+
+
 def _products(working: Sequence[OpRun], size: int | None) -> tuple[dict[str, int], float | None]:
     """Return how many products ran by device, and at how many GFLOP/s.
 
@@ -325,6 +367,8 @@ def _products(working: Sequence[OpRun], size: int | None) -> tuple[dict[str, int
     products = [run for run in working if run.op == PRODUCT]
     kernels = [run for run in products if on_stream(run)]
     counts = Counter(run.device for run in products if not on_stream(run))
+    if _queued_only(working):
+        return dict(counts), None
     product_s = covered_s(merge((run.start_s, run.end_s) for run in kernels or products))
     if not size or not counts or product_s <= 0:
         return dict(counts), None

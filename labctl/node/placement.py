@@ -92,8 +92,10 @@ def require_gpus(
         who = f"task {first} at {addresses[first]} and {more} have"
     here = first == 0
     reason, do = reason_of(_tail(log), nvml_error) if here else ("", "")
+    if reason:
+        reason = f": {reason}" if len(missing) == 1 or not addresses else f"; on task 0: {reason}"
     raise NodeError(
-        f"{who} no GPU device{': ' if reason else ''}{reason}",
+        f"{who} no GPU device{reason}",
         expected="a GPU that TensorFlow can use on every task",
         do=do
         or "labctl why reads what TensorFlow said on that node; labctl check --gpu looks for the fault",
