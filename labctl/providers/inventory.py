@@ -21,7 +21,7 @@ from labctl.providers.network import host_address, node_address
 
 HOSTS = "hosts.yml"
 GROUP_VARS = "group_vars/all.yml"
-_HEAD = re.compile(r"# Written by labctl up \(sha256 ([0-9a-f]{64})\)[^\n]*\n")
+_HEAD = re.compile(r"# Written by labctl up(?: for (\w+))? \(sha256 ([0-9a-f]{64})\)[^\n]*\n")
 
 
 def hosts_text(local_dir: Path, subnet: IPv4Network, nodes: int) -> str:
@@ -34,7 +34,7 @@ def hosts_text(local_dir: Path, subnet: IPv4Network, nodes: int) -> str:
             "ansible_host": address,
             "ansible_user": ADMIN,
             "ansible_ssh_private_key_file": str(local_dir / KEY),
-            "ansible_ssh_common_args": " ".join(_quoted(word) for word in ssh_options(local_dir)),
+            "ansible_ssh_common_args": ssh_arguments(local_dir),
             "ansible_python_interpreter": "/usr/bin/python3",
             "tf_task_index": index,
             "tf_data_address": address,
@@ -67,27 +67,41 @@ def group_vars_text(gateway: IPv4Address) -> str:
     return sealed(body, "edit it and labctl leaves it alone from then on")
 
 
+def ssh_arguments(local_dir: Path) -> str:
+    """Return `ansible_ssh_common_args` of a lab's machines."""
+    return " ".join(_quoted(word) for word in ssh_options(local_dir))
+
+
 def _quoted(word: str) -> str:
     return f"'{word}'" if re.search(r"\s", word) else word
 
 
-def sealed(body: str, remark: str) -> str:
-    """Return a file's text with a first line by which labctl knows its own, unedited work."""
-    return f"# Written by labctl up (sha256 {_digest(body)}): {remark}\n{body}"
+def sealed(body: str, remark: str, *, cloud: str = "") -> str:
+    """Return a file's text with a first line by which labctl knows its own, unedited work.
+
+    Args:
+        body: The text.
+        remark: What the user should know of the file.
+        cloud: The cloud that the lab is in, "" for a rehearsal lab.
+    """
+    of = f" for {cloud}" if cloud else ""
+    return f"# Written by labctl up{of} (sha256 {_digest(body)}): {remark}\n{body}"
 
 
 def _digest(body: str) -> str:
     return hashlib.sha256(body.encode()).hexdigest()
 
 
-def is_sealed(text: str, *, unedited: bool = True) -> bool:
-    """Return whether labctl wrote a text, and (`unedited`) nobody has changed it since."""
+def is_sealed(text: str, *, unedited: bool = True, cloud: str = "") -> bool:
+    """Return whether labctl wrote a text for a lab of this kind, and (`unedited`) nobody has changed it since."""
     match = _HEAD.match(text)
-    return match is not None and (not unedited or match[1] == _digest(text[match.end() :]))
+    if match is None or (match[1] or "") != cloud:
+        return False
+    return not unedited or match[2] == _digest(text[match.end() :])
 
 
 def is_ours(folder: Path) -> bool:
-    """Return whether an inventory directory was made by labctl."""
+    """Return whether an inventory directory was made by labctl for a rehearsal lab."""
     file = folder / HOSTS
     return file.is_file() and is_sealed(file.read_text(errors="replace"), unedited=False)
 
@@ -119,7 +133,7 @@ def write(folder: Path, local_dir: Path, subnet: IPv4Network, nodes: int) -> lis
         Notes for the user.
     """
     (folder / "group_vars").mkdir(mode=0o755, parents=True, exist_ok=True)
-    notes = _write_hosts(folder, hosts_text(local_dir, subnet, nodes))
+    notes = write_hosts(folder, hosts_text(local_dir, subnet, nodes))
     variables = folder / GROUP_VARS
     text = group_vars_text(host_address(subnet))
     if not variables.exists() or is_sealed(variables.read_text(errors="replace")):
@@ -131,12 +145,16 @@ def write(folder: Path, local_dir: Path, subnet: IPv4Network, nodes: int) -> lis
     return [*notes, f"{variables} is yours and stays; lab_admin_cidrs there should have {cidr}"]
 
 
-def _write_hosts(folder: Path, text: str) -> list[str]:
-    """Write `hosts.yml` anew; one that the user edited is kept beside it, where Ansible does not read it."""
+def write_hosts(folder: Path, text: str, *, cloud: str = "") -> list[str]:
+    """Write `hosts.yml` anew; one that the user edited is kept beside it, where Ansible does not read it.
+
+    Returns:
+        Notes for the user.
+    """
     file, notes = folder / HOSTS, []
     if file.exists():
         old = file.read_text(errors="replace")
-        if old != text and not is_sealed(old):
+        if old != text and not is_sealed(old, cloud=cloud):
             kept = _free_name(folder)
             shutil.copyfile(file, kept)
             notes = [
