@@ -21,8 +21,11 @@ from labctl.checks.facts import (
     Observed,
     ReachFacts,
 )
-from labctl.checks.parse import FactsError, answer_of, listener_facts, node_facts, reach_facts
+from labctl.checks.gpu_facts import GpuNeed
+from labctl.checks.parse import answer_of, listener_facts, node_facts, reach_facts
+from labctl.checks.reader import FactsError
 from labctl.errors import LabctlError
+from labctl.lab.home import Home
 from labctl.lab.model import Lab, Node
 from labctl.remote.base import Executor
 from labctl.remote.clock import Offset, clock_offset
@@ -31,12 +34,15 @@ SERVER_UNIT = "tf-join-server.service"
 CLIENT_UNIT = "labctl-run.service"
 FIREWALL_UNIT = "lab-firewall.service"
 CLIENT_USER = "labctl"
+SERVER_USER = "tf-join"
 SPEC_FILE = "/etc/tf-join-server/cluster.json"
+CUDA_ENVIRONMENT = "/etc/labctl/cuda.env"  # shared by join server, client and checks
 DATA_DIR = "/var/lib/labctl"
 RUNS_DIR = "/var/lib/labctl/runs"
 TEMP_DIR = "/tmp"  # noqa: S108 a path on the nodes, looked at only
 
 NODE_PYTHON = "/usr/bin/python3"
+LIBRARIES_FILE = "roles/cuda/files/open_libraries.py"
 
 REACH_S = 3.0
 OUTSIDE_S = 2.0
@@ -44,6 +50,8 @@ LISTEN_S = 20
 CLOCK_SAMPLES = 8
 _CONTACT_S = 15.0
 _PROBE_S = 18.0
+_GPU_PROBE_S = 120.0  # a driver that wakes many GPUs takes tens of seconds
+_MARGIN_S = 3.0
 _MAX_ANSWER = 4 << 20
 
 # Starts a probe: standard input is one JSON object with its text and what is asked of it.
@@ -61,6 +69,8 @@ def probe(
     python: str,
     sudo: bool = False,
     within: Sequence[str] = (),
+    parts: Sequence[str] = (),
+    timeout_s: float = _PROBE_S,
 ) -> object:
     """Run a probe on a node and return its answer, not yet checked.
 
@@ -71,26 +81,34 @@ def probe(
         python: Interpreter on the node.
         sudo: Run it as root.
         within: Command, with its arguments, that the interpreter is started by.
+        parts: Further modules of this package that the probe loads, by name.
+        timeout_s: Deadline in seconds.
 
     Raises:
         FactsError: It ended badly or printed no JSON.
         LabctlError: The executor's own errors.
     """
-    source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
-    message = json.dumps({"source": source, "boot": BOOT, "request": dict(request)})
+    message = {"source": _source(name), "boot": BOOT, "request": dict(request)}
+    if parts:
+        message["parts"] = {each: _source(each) for each in parts}
     result = executor.run(
         [*within, python, "-I", "-c", BOOT],
-        timeout_s=_PROBE_S,
-        input=message.encode(),
+        timeout_s=timeout_s,
+        input=json.dumps(message).encode(),
         sudo=sudo,
         max_output=_MAX_ANSWER,
     )
     return answer_of(result)
 
 
+def _source(name: str) -> str:
+    return Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+
+
 def facts_request(node: Node, *, gpu: bool) -> dict[str, Any]:
     """Return what is asked of the facts probe about a node."""
     local = node.ssh is None
+    asked = {} if not gpu else _gpu_request(node)
     return {
         "sudo": not local,
         "units": [] if local else [SERVER_UNIT, CLIENT_UNIT, FIREWALL_UNIT],
@@ -103,7 +121,27 @@ def facts_request(node: Node, *, gpu: bool) -> dict[str, Any]:
         "disk": [TEMP_DIR] if local else [DATA_DIR, TEMP_DIR],
         "runs": RUNS_DIR,
         "gpu": gpu,
+        **asked,
     }
+
+
+def _gpu_request(node: Node) -> dict[str, Any]:
+    """Return what is asked beside it about GPUs, which may take longer."""
+    user = CLIENT_USER if node.task_index == 0 else SERVER_USER
+    return {
+        "deadline_s": _GPU_PROBE_S - _MARGIN_S,
+        "gpu_user": "" if node.ssh is None else user,
+        "gpu_server": user == SERVER_USER,
+        "gpu_environment": CUDA_ENVIRONMENT,
+        "gpu_libraries": _libraries_source(),
+    }
+
+
+def _libraries_source() -> str:
+    """Return the program of the role that installs CUDA's libraries, which opens each; "" if it is not at hand."""
+    with suppress(OSError):
+        return (Home.find().content / LIBRARIES_FILE).read_text(encoding="utf-8")
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +164,7 @@ def observe(
     lab: Lab,
     executors: Mapping[str, Executor],
     *,
-    gpu: bool = False,
+    gpu: GpuNeed | None = None,
     ports: bool = True,
     thorough: bool = True,
     progress: Callable[[str], None] = lambda _: None,
@@ -136,7 +174,7 @@ def observe(
     Args:
         lab: The lab.
         executors: One for each node, by its name; each is used by one thread at a time.
-        gpu: Ask for GPUs.
+        gpu: Ask for GPUs too.
         ports: Try the nodes' TF ports from each other.
         thorough: Also measure clock offsets, and try the TF ports from this machine.
         progress: Told what is done next.
@@ -145,7 +183,11 @@ def observe(
     with ThreadPoolExecutor(max_workers=2 * len(lab.nodes)) as pool:
         visits = dict(
             pool.map(
-                lambda node: (node.name, _visit(node, executors[node.name], gpu, ports)), lab.nodes
+                lambda node: (
+                    node.name,
+                    _visit(node, executors[node.name], gpu is not None, ports),
+                ),
+                lab.nodes,
             )
         )
         facts = {name: each.facts for name, each in visits.items() if each.facts is not None}
@@ -189,7 +231,11 @@ def _visit(node: Node, executor: Executor, gpu: bool, ports: bool) -> _Visit:
     python = sys.executable if node.ssh is None else NODE_PYTHON
     try:
         request = facts_request(node, gpu=gpu)
-        facts = node_facts(probe(executor, "facts_probe", request, python=python))
+        parts, timeout_s = (("gpu_facts_probe",), _GPU_PROBE_S) if gpu else ((), _PROBE_S)
+        answer = probe(
+            executor, "facts_probe", request, python=python, parts=parts, timeout_s=timeout_s
+        )
+        facts = node_facts(answer)
     except FactsError as error:
         return _Visit(contact, unreadable=f"{python} with labctl's probe: {error}")
     except LabctlError as error:

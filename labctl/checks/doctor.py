@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from labctl.checks.collect import observe
 from labctl.checks.facts import Observed
+from labctl.checks.gpu_facts import GpuNeed
+from labctl.checks.gpu_parse import cuda_state, gpu_states
+from labctl.checks.judge_gpu import (
+    judge_cuda_libraries,
+    judge_cuda_versions,
+    judge_gpu,
+    judge_gpu_access,
+    judge_gpu_capability,
+    judge_gpu_clocks,
+    judge_gpu_compile,
+    judge_gpu_holders,
+    judge_gpu_memory,
+    judge_gpu_persistence,
+)
 from labctl.checks.judge_host import (
     judge_clock,
     judge_cpu,
     judge_dead_runs,
     judge_disk,
-    judge_gpu,
     judge_leftovers,
     judge_probe,
     judge_python,
@@ -44,6 +57,7 @@ from labctl.errors import (
 )
 from labctl.lab.model import Lab, Node
 from labctl.remote.base import Executor
+from labctl.runs.gpus import CudaState, GpuState
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +68,12 @@ class Check:
         name: Stable, kebab-case.
         judge: Decides from what was observed.
         error: What a run raises when it fails and the judge does not say.
-        preflight: Must pass before a run.
+        preflight: Looked at before a run, which a failure keeps from starting unless it only warns.
         loopback: Applies to the loopback lab too.
         needs_facts: Cannot be judged of a node that gave no facts.
         ports: Needs the nodes' views of each other.
         thorough: Needs clock offsets or a view from this machine.
+        gpu: Only where GPUs are asked for.
     """
 
     name: str
@@ -69,6 +84,11 @@ class Check:
     needs_facts: bool = True
     ports: bool = False
     thorough: bool = False
+    gpu: bool = False
+
+
+def _gpu_check(name: str, judge: Callable[[Observed, Node], Verdict]) -> Check:
+    return Check(name, judge, preflight=True, loopback=True, gpu=True)
 
 
 CHECKS: tuple[Check, ...] = (
@@ -79,7 +99,16 @@ CHECKS: tuple[Check, ...] = (
     Check("sudo", judge_sudo, RemoteCommandError, preflight=True),
     Check("leftovers", judge_leftovers, LabBusyError, preflight=True, loopback=True),
     Check("dead-runs", judge_dead_runs),
-    Check("gpu", judge_gpu, preflight=True, loopback=True),
+    _gpu_check("gpu", judge_gpu),
+    _gpu_check("gpu-access", judge_gpu_access),
+    _gpu_check("gpu-capability", judge_gpu_capability),
+    _gpu_check("gpu-holders", judge_gpu_holders),
+    _gpu_check("gpu-memory", judge_gpu_memory),
+    _gpu_check("cuda-versions", judge_cuda_versions),
+    _gpu_check("cuda-libraries", judge_cuda_libraries),
+    _gpu_check("gpu-compile", judge_gpu_compile),
+    _gpu_check("gpu-persistence", judge_gpu_persistence),
+    _gpu_check("gpu-clocks", judge_gpu_clocks),
     Check("venv", judge_venv, preflight=True, loopback=True),
     Check("tensorflow", judge_tensorflow, preflight=True, loopback=True),
     Check("python", judge_python),
@@ -96,6 +125,7 @@ CHECKS: tuple[Check, ...] = (
     Check("disk", judge_disk, preflight=True, loopback=True),
 )
 NAMES = frozenset(check.name for check in CHECKS)
+GPU_NAMES = frozenset(check.name for check in CHECKS if check.gpu)
 
 # Of several failures a run reports the first of these: causes before their effects.
 _TELLING = (
@@ -103,10 +133,17 @@ _TELLING = (
     "probe",
     "sudo",
     "leftovers",
-    "gpu",
     "disk",
     "venv",
     "tensorflow",
+    "gpu",
+    "gpu-access",
+    "gpu-capability",
+    "cuda-versions",
+    "gpu-holders",
+    "gpu-memory",
+    "cuda-libraries",
+    "gpu-compile",
     "spec",
     "port",
     "unit",
@@ -117,17 +154,31 @@ _TELLING = (
 
 
 def preflight_names(gpu: bool) -> frozenset[str]:
-    """Return the names of the checks that must pass before a run."""
-    return frozenset(check.name for check in CHECKS if check.preflight) - (
-        frozenset() if gpu else {"gpu"}
-    )
+    """Return the names of the checks that are looked at before a run."""
+    names = frozenset(check.name for check in CHECKS if check.preflight)
+    return names if gpu else names - GPU_NAMES
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a run needs of its checks.
+
+    Attributes:
+        results: One for each check and node.
+        gpus: GPUs by node, where they were asked for.
+        cuda: What TensorFlow brings for them, by node.
+    """
+
+    results: tuple[CheckResult, ...]
+    gpus: Mapping[str, tuple[GpuState, ...]] = field(default_factory=dict)
+    cuda: Mapping[str, CudaState | None] = field(default_factory=dict)
 
 
 def run_checks(
     lab: Lab,
     executors: Mapping[str, Executor],
     *,
-    gpu: bool = False,
+    gpu: GpuNeed | None = None,
     only: frozenset[str] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[CheckResult]:
@@ -136,7 +187,7 @@ def run_checks(
     Args:
         lab: The lab.
         executors: One for each node, by name; the caller closes them.
-        gpu: GPUs are wanted.
+        gpu: What is wanted of GPUs, None for nothing.
         only: Names of the checks wanted, None for all.
         progress: Told what is done next.
 
@@ -146,6 +197,18 @@ def run_checks(
     Raises:
         ValueError: A name in `only` is no check.
     """
+    return list(run_checked(lab, executors, gpu=gpu, only=only, progress=progress).results)
+
+
+def run_checked(
+    lab: Lab,
+    executors: Mapping[str, Executor],
+    *,
+    gpu: GpuNeed | None = None,
+    only: frozenset[str] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Checked:
+    """Check as `run_checks` does, and return what was seen of GPUs too: the same probes tell both."""
     if only is not None and only - NAMES:
         raise ValueError(f"no such checks: {', '.join(sorted(only - NAMES))}")
     wanted = [check for check in CHECKS if only is None or check.name in only]
@@ -157,7 +220,12 @@ def run_checks(
         thorough=any(check.thorough for check in wanted),
         progress=progress,
     )
-    return judge(seen, wanted)
+    looked = {name: facts.gpu for name, facts in seen.facts.items() if facts.gpu is not None}
+    return Checked(
+        tuple(judge(seen, wanted)),
+        {name: gpu_states(facts) for name, facts in looked.items()},
+        {name: cuda_state(facts) for name, facts in looked.items()},
+    )
 
 
 def judge(seen: Observed, wanted: Sequence[Check] = CHECKS) -> list[CheckResult]:
@@ -173,7 +241,14 @@ def _judge(seen: Observed, check: Check, node: Node) -> CheckResult:
             f"{node.name}: {verdict.found}", expected=verdict.expected, do=verdict.do
         )
     return CheckResult(
-        check.name, node.name, verdict.status, verdict.found, verdict.expected, verdict.do, error
+        check.name,
+        node.name,
+        verdict.status,
+        verdict.found,
+        verdict.expected,
+        verdict.do,
+        error,
+        verdict.warns,
     )
 
 
@@ -192,9 +267,9 @@ def to_error(results: Sequence[CheckResult]) -> LabctlError:
     """Return the error for the most telling failure: the cause rather than its effects.
 
     Raises:
-        ValueError: None failed.
+        ValueError: None failed, or none that does more than warn.
     """
-    failed = [result for result in results if result.error is not None]
+    failed = [result for result in results if result.error is not None and not result.warns]
     if not failed:
         raise ValueError("no check failed")
     order = {name: place for place, name in enumerate(_TELLING)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from labctl.checks.gpu_facts import GpuFacts, GpuNeed
 from labctl.errors import LabctlError
 from labctl.lab.model import Lab
 from labctl.remote.clock import Offset
@@ -136,21 +137,6 @@ class RunFacts:
     name: str
     age_s: float
     ended: bool
-
-
-@dataclass(frozen=True, slots=True)
-class GpuFacts:
-    """What `nvidia-smi` says.
-
-    Attributes:
-        devices: One line for each GPU: index, name, driver, memory.
-        dev_nodes: Names in /dev.
-        error: Why it says nothing.
-    """
-
-    devices: tuple[str, ...]
-    dev_nodes: tuple[str, ...]
-    error: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +284,7 @@ class Observed:
 
     Attributes:
         lab: The lab.
-        gpu: GPUs are asked for.
+        gpu: What is wanted of GPUs, None if they are not asked for.
         contacts: By node.
         facts: By node; a node that could not be asked is absent.
         unreadable: Why a node that was met has no facts.
@@ -310,7 +296,7 @@ class Observed:
     """
 
     lab: Lab
-    gpu: bool
+    gpu: GpuNeed | None
     contacts: Mapping[str, Contact]
     facts: Mapping[str, NodeFacts]
     unreadable: Mapping[str, str]

@@ -234,14 +234,12 @@ async def venv_facts(python: str) -> Facts:
     return facts
 
 
-async def gpu_facts() -> Facts:
-    query = "--query-gpu=index,name,driver_version,memory.total"
-    code, out, err = await command(["nvidia-smi", query, "--format=csv,noheader"], 10.0)
-    lines = [line.strip() for line in out.splitlines() if line.strip()]
-    nodes = sorted(name for name in os.listdir("/dev") if re.match(r"nvidia(\d+|ctl|-uvm)$", name))  # noqa: PTH208 names only
-    said = "; ".join(line.strip() for line in (out or err).splitlines() if line.strip())
-    error = None if code == 0 else (said or f"ended with {code}")
-    return {"devices": lines if code == 0 else [], "dev_nodes": nodes, "error": error}
+async def gpu_facts(message: Facts, server_pid: int) -> Facts:
+    """Return what the part of this probe that is about GPUs finds out."""
+    space: Facts = {"__name__": "labctl_probe_gpu"}
+    exec(compile(message["parts"]["gpu_facts_probe"], "labctl_probe_gpu", "exec"), space)  # noqa: S102 labctl's own
+    found: Facts = await space["gpu_facts"](message["request"], command, process_facts, server_pid)
+    return found
 
 
 def disk_facts(paths: list[str]) -> list[Facts]:
@@ -317,15 +315,15 @@ def spec_facts(path: str) -> Facts:
 # --- the request
 
 
-async def collect_facts(request: Facts) -> Facts:
+async def collect_facts(message: Facts) -> Facts:
     """Return all that is asked of one node, most of it looked up at once."""
+    request = message["request"]
     names = request["units"]
-    units, manager, table, venv, gpu = await asyncio.gather(
+    units, manager, table, venv = await asyncio.gather(
         unit_facts(names) if names else nothing({"error": None, "units": {}}),
         manager_environment() if names else nothing({}),
         firewall_table() if names else nothing(None),
         venv_facts(request["python"]),
-        gpu_facts() if request["gpu"] else nothing(None),
     )
     server = units["units"].get(request["server_unit"], {})
     pid = server.get("main_pid", 0)
@@ -352,7 +350,7 @@ async def collect_facts(request: Facts) -> Facts:
         "holders": holders,
         "runs": run_facts(request["runs"]),
         "strays": stray_facts(request["client_user"], request["client_unit"]),
-        "gpu": gpu,
+        "gpu": await gpu_facts(message, pid) if request["gpu"] else None,
     }
 
 
@@ -377,16 +375,20 @@ async def answer(message: Facts) -> Facts:
         if code == 0:
             inner = json.dumps(dict(message, request=dict(request, sudo=False))).encode()
             argv = ["sudo", "-n", "--", sys.executable, "-I", "-c", message["boot"]]
-            _, out, err = await command(argv, DEADLINE_S - 1, inner)
+            _, out, err = await command(argv, deadline_s(request) - 1, inner)
             with contextlib.suppress(ValueError):
                 return dict(json.loads(out), sudo_error=None, user=user)
         error = last_line(err) or "sudo -n did not work"
-    return dict(await collect_facts(request), sudo_error=error, user=user)
+    return dict(await collect_facts(message), sudo_error=error, user=user)
+
+
+def deadline_s(request: Facts) -> int:
+    return int(request.get("deadline_s", DEADLINE_S))
 
 
 def main(message: Facts) -> None:
     """Print the answer to a message and end."""
-    signal.alarm(DEADLINE_S)
+    signal.alarm(deadline_s(message["request"]))
     text = json.dumps(asyncio.new_event_loop().run_until_complete(answer(message)))
     print(text, flush=True)  # noqa: T201 the answer
     os._exit(0)  # a name server that does not answer must not hold up the end

@@ -1,4 +1,4 @@
-"""Judges of the machine itself: contact, privileges, room, processor, clock, Python, GPU, leftovers."""
+"""Judges of the machine itself: contact, privileges, room, processor, clock, Python, leftovers."""
 
 from __future__ import annotations
 
@@ -169,37 +169,6 @@ def remedy(node: Node) -> str:
     if node.ssh is None:
         return "pip install 'labctl[loopback]' in labctl's own environment"
     return "labctl provision"
-
-
-def judge_gpu(seen: Observed, node: Node) -> Verdict:
-    """A GPU is there and its driver answers."""
-    facts = seen.facts[node.name]
-    if not seen.gpu or facts.gpu is None:
-        return skipped("not asked for (--gpu)")
-    gpu, packages = facts.gpu, facts.venv.packages
-    if gpu.error is not None and "version mismatch" in gpu.error.lower():
-        found = f"nvidia-smi on {node.name}: {gpu.error}"
-        expected = "the kernel module and the libraries of one driver version"
-        do = f"reboot {node.name}: its driver was upgraded while the old module stayed loaded"
-    elif gpu.error is not None and gpu.error.startswith("nvidia-smi: "):
-        found = f"{node.name} has no GPU driver: {gpu.error}"
-        expected = "nvidia-smi lists a GPU on every node"
-        do = f"give {node.name} a GPU and its driver, or run with --cpu"
-    elif gpu.error is not None or not gpu.devices:
-        found = f"{node.name} has no usable GPU: {gpu.error or 'nvidia-smi lists none'}"
-        expected = "nvidia-smi lists a GPU on every node"
-        do = f"give {node.name} a GPU and its driver, or run with --cpu"
-    elif not gpu.dev_nodes:
-        found = f"{node.name} has a GPU, but no /dev/nvidia*"
-        expected = "/dev/nvidia0 and /dev/nvidiactl"
-        do = on(node, "sudo nvidia-modprobe -u -c=0")
-    elif "tensorflow" not in packages and "tensorflow-cpu" in packages:
-        found = f"TensorFlow on {node.name} is the CPU build"
-        expected = "the GPU build: package tensorflow, not tensorflow-cpu"
-        do = "set the GPU build for the role tensorflow in the inventory, then labctl provision"
-    else:
-        return ok("; ".join(gpu.devices))
-    return fail(found, expected, do, ConfigError(found, expected=expected, do=do))
 
 
 def judge_leftovers(seen: Observed, node: Node) -> Verdict:

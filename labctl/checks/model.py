@@ -23,6 +23,7 @@ class CheckResult:
         expected: What was expected instead; None unless it failed.
         do: What helps; None unless it failed.
         error: What a run must raise over it; None unless it failed. Not part of the JSON.
+        warns: It failed, and a run starts all the same and says so. Not part of the JSON.
     """
 
     name: str
@@ -32,6 +33,7 @@ class CheckResult:
     expected: str | None = None
     do: str | None = None
     error: LabctlError | None = field(default=None, compare=False, repr=False)
+    warns: bool = False
 
     def to_json(self) -> dict[str, str | None]:
         """Return the object of `labctl check --json`."""
@@ -55,6 +57,7 @@ class Verdict:
         expected: As in CheckResult.
         do: As in CheckResult.
         error: As in CheckResult; None on a fail means the check's own class with the same three parts.
+        warns: As in CheckResult.
     """
 
     status: Status
@@ -62,6 +65,7 @@ class Verdict:
     expected: str | None = None
     do: str | None = None
     error: LabctlError | None = None
+    warns: bool = False
 
 
 def ok(found: str) -> Verdict:
@@ -74,6 +78,11 @@ def skipped(why: str) -> Verdict:
 
 def fail(found: str, expected: str, do: str, error: LabctlError | None = None) -> Verdict:
     return Verdict("fail", found, expected, do, error)
+
+
+def warn(found: str, expected: str, do: str) -> Verdict:
+    """Return a failure that costs time or precision, but keeps no run from its result."""
+    return Verdict("fail", found, expected, do, warns=True)
 
 
 def on(node: Node, command: str) -> str:

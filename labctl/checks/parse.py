@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, TypeVar
+from collections.abc import Mapping
 
 from labctl.checks.facts import (
     ComputeFacts,
     DiskFacts,
-    GpuFacts,
     LinkFacts,
     ListenerFacts,
     MeansFacts,
@@ -24,119 +20,9 @@ from labctl.checks.facts import (
     UnitFacts,
     VenvFacts,
 )
+from labctl.checks.gpu_parse import gpu_facts
+from labctl.checks.reader import FactsError, Reader, plain
 from labctl.remote.base import Result
-
-_MAX_TEXT = 300
-_MAX_ITEMS = 1000
-
-T = TypeVar("T")
-
-
-class FactsError(ValueError):
-    """A node's answer is not what the probe prints."""
-
-
-class _Reader:
-    """Reads one JSON object, field by field, with types; keeps nothing that could harm a terminal."""
-
-    def __init__(self, data: object, where: str = "answer") -> None:
-        if not isinstance(data, dict):
-            raise FactsError(f"{where} is no object")
-        self._data, self._where = data, where
-
-    def _value(self, key: str) -> Any:
-        if key not in self._data:
-            raise FactsError(f"{self._where}.{key} is missing")
-        return self._data[key]
-
-    def names(self) -> list[str]:
-        return list(self._data)[:_MAX_ITEMS]
-
-    def _wrong(self, key: str, kind: str) -> FactsError:
-        return FactsError(f"{self._where}.{key} is no {kind}")
-
-    def text(self, key: str, *, limit: int = _MAX_TEXT) -> str:
-        value = self._value(key)
-        if not isinstance(value, str):
-            raise self._wrong(key, "text")
-        return plain(value, limit)
-
-    def text_or_none(self, key: str, *, limit: int = _MAX_TEXT) -> str | None:
-        return None if self._value(key) is None else self.text(key, limit=limit)
-
-    def flag(self, key: str) -> bool:
-        value = self._value(key)
-        if not isinstance(value, bool):
-            raise self._wrong(key, "flag")
-        return value
-
-    def flag_or_none(self, key: str) -> bool | None:
-        return None if self._value(key) is None else self.flag(key)
-
-    def whole(self, key: str) -> int:
-        value = self._value(key)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
-            raise self._wrong(key, "whole number")
-        return value
-
-    def whole_or_none(self, key: str) -> int | None:
-        return None if self._value(key) is None else self.whole(key)
-
-    def number(self, key: str) -> float:
-        value = self._value(key)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self._wrong(key, "number")
-        if not math.isfinite(value) or abs(value) > 1e15:
-            raise self._wrong(key, "number in range")
-        return float(value)
-
-    def number_or_none(self, key: str) -> float | None:
-        return None if self._value(key) is None else self.number(key)
-
-    def items(self, key: str) -> list[Any]:
-        value = self._value(key)
-        if not isinstance(value, list):
-            raise self._wrong(key, "list")
-        return value[:_MAX_ITEMS]
-
-    def texts(self, key: str, *, limit: int = _MAX_TEXT) -> tuple[str, ...]:
-        items = self.items(key)
-        if not all(isinstance(item, str) for item in items):
-            raise self._wrong(key, "list of texts")
-        return tuple(plain(item, limit) for item in items)
-
-    def wholes(self, key: str) -> tuple[int, ...]:
-        items = self.items(key)
-        if not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
-            raise self._wrong(key, "list of whole numbers")
-        return tuple(items)
-
-    def each(self, key: str, read: Callable[[_Reader], T]) -> tuple[T, ...]:
-        where = f"{self._where}.{key}"
-        return tuple(read(_Reader(item, where)) for item in self.items(key))
-
-    def object(self, key: str) -> _Reader:
-        return _Reader(self._value(key), f"{self._where}.{key}")
-
-    def object_or_none(self, key: str) -> _Reader | None:
-        return None if self._value(key) is None else self.object(key)
-
-    def named(self, key: str, read: Callable[[_Reader], T]) -> Mapping[str, T]:
-        inner = self.object(key)
-        return MappingProxyType({plain(name): read(inner.object(name)) for name in inner.names()})
-
-    def words(self, key: str) -> Mapping[str, str]:
-        inner = self.object(key)
-        return MappingProxyType({plain(name): inner.text(name) for name in inner.names()})
-
-    def words_or_none(self, key: str) -> Mapping[str, str] | None:
-        return None if self._value(key) is None else self.words(key)
-
-
-def plain(text: str, limit: int = _MAX_TEXT) -> str:
-    """Return a text on one line without control characters, cut to `limit` characters."""
-    cleaned = "".join(char if char.isprintable() else " " for char in text[: limit + 1]).strip()
-    return cleaned if len(cleaned) <= limit else cleaned[: limit - 1] + "…"
 
 
 def answer_of(result: Result) -> object:
@@ -163,7 +49,7 @@ def node_facts(data: object) -> NodeFacts:
     Raises:
         FactsError: It is not such an answer.
     """
-    top = _Reader(data)
+    top = Reader(data)
     cpu = top.object("cpu")
     server, gpu = top.object_or_none("server"), top.object_or_none("gpu")
     return NodeFacts(
@@ -187,7 +73,7 @@ def node_facts(data: object) -> NodeFacts:
         holders=top.each("holders", _process),
         runs=top.each("runs", _run),
         strays=top.each("strays", _process),
-        gpu=None if gpu is None else _gpu(gpu),
+        gpu=None if gpu is None else gpu_facts(gpu),
     )
 
 
@@ -197,7 +83,7 @@ def reach_facts(data: object) -> Mapping[str, ReachFacts]:
     Raises:
         FactsError: It is not such an answer.
     """
-    return _Reader({"reach": data}).named(
+    return Reader({"reach": data}).named(
         "reach",
         lambda each: ReachFacts(
             addresses=each.texts("addresses"),
@@ -214,7 +100,7 @@ def listener_facts(data: object) -> ListenerFacts:
     Raises:
         FactsError: It is not such an answer.
     """
-    top = _Reader(data)
+    top = Reader(data)
     return ListenerFacts(top.whole("pid"), top.text("start"), top.text_or_none("error"))
 
 
@@ -224,7 +110,7 @@ def means_facts(data: object) -> MeansFacts:
     Raises:
         FactsError: It is not such an answer.
     """
-    top = _Reader(data)
+    top = Reader(data)
     return MeansFacts(
         iperf3=top.text("iperf3"),
         cpus=frozenset(top.wholes("cpus")),
@@ -239,7 +125,7 @@ def link_facts(data: object) -> LinkFacts:
     Raises:
         FactsError: It is not such an answer.
     """
-    top = _Reader(data)
+    top = Reader(data)
     return LinkFacts(
         rtt_s=top.number_or_none("rtt_s"),
         bits_per_s=top.number_or_none("bits_per_s"),
@@ -254,7 +140,7 @@ def serve_error(data: object) -> str | None:
     Raises:
         FactsError: It is not such an answer.
     """
-    return _Reader(data).text_or_none("error")
+    return Reader(data).text_or_none("error")
 
 
 def compute_facts(data: object) -> ComputeFacts:
@@ -263,13 +149,13 @@ def compute_facts(data: object) -> ComputeFacts:
     Raises:
         FactsError: It is not such an answer, or says why there is none.
     """
-    top = _Reader(data)
+    top = Reader(data)
     if (error := top.text_or_none("error")) is not None:
         raise FactsError(error)
     return ComputeFacts(top.number("gflops"), top.whole("threads"), top.text("library"))
 
 
-def _unit(each: _Reader) -> UnitFacts:
+def _unit(each: Reader) -> UnitFacts:
     return UnitFacts(
         load=each.text("load"),
         active=each.text("active"),
@@ -283,30 +169,26 @@ def _unit(each: _Reader) -> UnitFacts:
     )
 
 
-def _process(each: _Reader) -> ProcessFacts:
+def _process(each: Reader) -> ProcessFacts:
     return ProcessFacts(each.whole("pid"), each.text("command"), each.text("unit"))
 
 
-def _server(each: _Reader) -> ServerFacts:
+def _server(each: Reader) -> ServerFacts:
     return ServerFacts(each.texts("argv"), each.words_or_none("proxies"), each.wholes("ports"))
 
 
-def _spec(each: _Reader) -> SpecFacts:
+def _spec(each: Reader) -> SpecFacts:
     text = each.text_or_none("text", limit=1 << 16)
     return SpecFacts(text, each.number_or_none("mtime_s"), each.text_or_none("error"))
 
 
-def _venv(each: _Reader) -> VenvFacts:
+def _venv(each: Reader) -> VenvFacts:
     return VenvFacts(each.text_or_none("error"), each.text("python"), each.words("packages"))
 
 
-def _disk(each: _Reader) -> DiskFacts:
+def _disk(each: Reader) -> DiskFacts:
     return DiskFacts(each.text("path"), each.whole("free_bytes"), each.whole_or_none("free_inodes"))
 
 
-def _run(each: _Reader) -> RunFacts:
+def _run(each: Reader) -> RunFacts:
     return RunFacts(each.text("name"), each.number("age_s"), each.flag("ended"))
-
-
-def _gpu(each: _Reader) -> GpuFacts:
-    return GpuFacts(each.texts("devices"), each.texts("dev_nodes"), each.text_or_none("error"))

@@ -36,9 +36,11 @@ def check(
     from contextlib import ExitStack
 
     from labctl.checks.doctor import run_checks
+    from labctl.checks.gpu_facts import GpuNeed
     from labctl.console import out_json, stderr_console
     from labctl.errors import UsageError
     from labctl.lab.home import Home
+    from labctl.node.wire import MatpowPlan
     from labctl.playbook import load_lab
     from labctl.remote.connect import open_executor
 
@@ -60,7 +62,7 @@ def check(
             results = run_checks(
                 model,
                 executors,
-                gpu=gpu,
+                gpu=GpuNeed(MatpowPlan().size) if gpu else None,
                 progress=lambda text: status.update(f"lab {model.name}: {text}"),
             )
             parts = [name for name, on in (("network", network), ("compute", compute)) if on]

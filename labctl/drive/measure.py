@@ -15,7 +15,8 @@ from functools import partial
 
 from labctl.checks.collect import NODE_PYTHON, bare, probe
 from labctl.checks.facts import LinkFacts, MeansFacts
-from labctl.checks.parse import FactsError, compute_facts, link_facts, means_facts, serve_error
+from labctl.checks.parse import compute_facts, link_facts, means_facts, serve_error
+from labctl.checks.reader import FactsError
 from labctl.drive.links import Links, Machine, NodeLink
 from labctl.drive.timing import Clock
 from labctl.errors import LabctlError

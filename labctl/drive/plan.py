@@ -279,6 +279,7 @@ def _script(
                 expected="only options that fit a script",
                 do=f"leave {flag} out, or hand it to the script after --",
             )
+    device: wire.Device | None = None if options.gpu is None else "gpu" if options.gpu else "cpu"
     files = {script.name: _read(script)}
     for path in options.companions:
         if path.name in files:
@@ -289,7 +290,7 @@ def _script(
         trace=False,
         fresh=options.fresh,
         timeout_s=options.timeout_s,
-        device=None if options.gpu is None else "gpu" if options.gpu else "cpu",
+        device=device,
         script=script.name,
         args=options.args,
         companions=tuple(path.name for path in options.companions),
@@ -299,7 +300,7 @@ def _script(
     return Request(
         parameters=parameters,
         matpow=None,
-        script=wire.ScriptPlan(script.name, options.args),
+        script=wire.ScriptPlan(script.name, options.args, device),
         files=files,
         gpu=options.gpu is True,
         tags=tags,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from labctl.checks.doctor import preflight_names, run_checks, to_error
+from labctl.checks.doctor import GPU_NAMES, Checked, preflight_names, run_checked, to_error
+from labctl.checks.gpu_facts import GpuNeed
 from labctl.checks.model import CheckResult
 from labctl.drive import baseline, start
 from labctl.drive.clock import clock_sample
@@ -24,7 +25,7 @@ RESTART_S = 120.0
 # Checks of what a run without join servers does not use.
 PEER_CHECKS = frozenset({"spec", "unit", "running-spec", "port", "addresses", "proxies"})
 
-Gate = Callable[[Lab, Mapping[str, Executor], bool, frozenset[str]], Sequence[CheckResult]]
+Gate = Callable[[Lab, Mapping[str, Executor], GpuNeed | None, frozenset[str]], Checked]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Ready:
         failed_checks: Those that failed and do not stop the run.
         baseline: What machines and network can do, None if it was not measured.
         warnings: What a reader of the run should know.
+        notes: Those of them that the user should see before the run starts.
     """
 
     nodes: tuple[NodeFacts, ...]
@@ -48,13 +50,14 @@ class Ready:
     failed_checks: tuple[FailedCheck, ...] = ()
     baseline: Baseline | None = None
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def doctor_gate(
-    lab: Lab, executors: Mapping[str, Executor], gpu: bool, names: frozenset[str]
-) -> Sequence[CheckResult]:
+    lab: Lab, executors: Mapping[str, Executor], gpu: GpuNeed | None, names: frozenset[str]
+) -> Checked:
     """Run the checks of `labctl check` that a run needs."""
-    return run_checks(lab, executors, gpu=gpu, only=names)
+    return run_checked(lab, executors, gpu=gpu, only=names)
 
 
 def prepare(session: Session, request: Request, opener: Opener, gate: Gate = doctor_gate) -> Ready:
@@ -89,12 +92,14 @@ def prepare(session: Session, request: Request, opener: Opener, gate: Gate = doc
     servers_read = [link.submit(read_server_and_start) for link in take_part]
     with timeline.span("checks"):
         session.observer.stage("checking")
-        results = _checked(session, request, opener, gate)
+        checked = _checked(session, request, opener, gate)
         looked = gather(looks)
         servers = gather(servers_read)
-    nodes = tuple(facts for facts, _ in looked)
+    results = checked.results
+    nodes = tuple(_with_gpus(facts, checked) for facts, _ in looked)
     measured, problems = _baseline(session, request, nodes)
-    failed = tuple(_failed(result) for result in results if result.status == "fail")
+    failed = tuple(_failed(each) for each in results if each.status == "fail" and not each.warns)
+    told = [f"{each.name}: {each.found}; {each.do}" for each in results if each.warns]
     skipped = [f"started although check {each.name} failed on {each.node}" for each in failed]
     counts = {
         status: sum(result.status == status for result in results) for status in ("ok", "skipped")
@@ -106,7 +111,8 @@ def prepare(session: Session, request: Request, opener: Opener, gate: Gate = doc
         checks=counts,
         failed_checks=failed,
         baseline=measured,
-        warnings=(*skipped, *problems),
+        warnings=(*skipped, *told, *problems),
+        notes=tuple(told),
     )
 
 
@@ -151,20 +157,31 @@ def _baseline(
     return found, tuple(f"baseline of the {each}" for each in found.missing)
 
 
-def _checked(
-    session: Session, request: Request, opener: Opener, gate: Gate
-) -> Sequence[CheckResult]:
+def _with_gpus(facts: NodeFacts, checked: Checked) -> NodeFacts:
+    """Return a node with what the checks saw of its GPUs."""
+    gpus, cuda = checked.gpus.get(facts.name, ()), checked.cuda.get(facts.name)
+    return facts if not gpus and cuda is None else replace(facts, gpus=gpus, cuda=cuda)
+
+
+def _checked(session: Session, request: Request, opener: Opener, gate: Gate) -> Checked:
     names = preflight_names(request.gpu)
     if not request.peers:
         names -= PEER_CHECKS
+    need = GpuNeed(request.parameters.size) if request.gpu else None
     executors = {node.name: opener.executor(node, session.lab) for node in session.lab.nodes}
     try:
-        results = gate(session.lab, executors, request.gpu, names)
+        checked = gate(session.lab, executors, need, names)
     finally:
         for executor in executors.values():
             executor.close()
-    failed = [result for result in results if result.status == "fail"]
+    if not request.peers:  # no other node's GPU is used
+        client = session.lab.client.name
+        used = [
+            each for each in checked.results if each.node == client or each.name not in GPU_NAMES
+        ]
+        checked = replace(checked, results=tuple(used))
+    failed = [each for each in checked.results if each.status == "fail" and not each.warns]
     out_of_reach = any(result.name == "ssh" for result in failed)
     if failed and (out_of_reach or not request.parameters.skip_checks):
-        raise to_error(results)
-    return results
+        raise to_error(failed)
+    return checked

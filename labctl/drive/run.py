@@ -64,6 +64,8 @@ def run(session: Session, request: Request, opener: Opener, gate: Gate = doctor_
     """
     ready = prepare(session, request, opener, gate)
     session.observer.stage("checks", _checks_text(session, ready))
+    for text in ready.notes:
+        session.observer.note(f"warning {text}")
     folder = session.store.create_new(session.timeline.origin.unix_s)
     with owned(folder), _not_left_empty(session, folder):
         first = _first_record(session, request, ready, folder.name)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from labctl.checks.doctor import GPU_NAMES
 from labctl.node.wire import spec_text
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def test_a_healthy_lab_passes_every_check(lab: RehearsalLab) -> None:
     assert failing(checks) == set()
     assert status == 0
     skipped = {name for (name, _), each in checks.items() if each["status"] == "skipped"}
-    assert skipped == {"gpu", "running-spec"}
+    assert skipped == {*GPU_NAMES, "running-spec"}
     assert all(
         set(each) == {"name", "node", "status", "found", "expected", "do"}
         for each in checks.values()
@@ -183,8 +184,11 @@ def test_a_changed_host_key_fails_its_node_and_the_other_is_checked(lab: Rehears
 
 def test_gpus_are_missed_by_name_and_a_node_must_exist(lab: RehearsalLab) -> None:
     status, checks = check(lab, "--gpu")
-    assert (status, failing(checks)) == (1, {("gpu", "tf0"), ("gpu", "tf1")})
+    missed = {(name, node) for name in ("gpu", "cuda-versions") for node in ("tf0", "tf1")}
+    assert (status, failing(checks)) == (1, missed)
     assert checks["gpu", "tf1"]["found"].startswith("tf1 has no GPU driver")
+    assert checks["cuda-versions", "tf1"]["found"] == "TensorFlow on tf1 is the CPU build"
+    assert checks["gpu-memory", "tf1"]["found"] == "gpu failed"
     wrong = lab.labctl("check", "--node", "tf9")
     assert wrong.returncode == 2
     assert "tf9" in wrong.stderr

@@ -14,13 +14,8 @@ from typing import Any
 import pytest
 
 from labctl.checks.collect import probe
-from labctl.checks.parse import (
-    FactsError,
-    compute_facts,
-    link_facts,
-    means_facts,
-    serve_error,
-)
+from labctl.checks.parse import compute_facts, link_facts, means_facts, serve_error
+from labctl.checks.reader import FactsError
 from labctl.drive.baseline import measure
 from labctl.drive.links import Links, RealOpener
 from labctl.drive.timing import SystemClock

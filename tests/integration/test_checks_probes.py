@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import socket
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +45,10 @@ def reach(*targets: tuple[str, str, int], timeout_s: float = 3.0) -> dict[str, t
 
 def facts(port: int, **changes: Any) -> NodeFacts:
     node = Node("here", 0, "127.0.0.1", port, ssh=None)
-    request = {**facts_request(node, gpu=False), **changes}
-    return node_facts(probe(HERE, "facts_probe", request, python=sys.executable))
+    gpu = bool(changes.get("gpu"))
+    request = {**facts_request(node, gpu=gpu), **changes}
+    parts = ("gpu_facts_probe",) if gpu else ()
+    return node_facts(probe(HERE, "facts_probe", request, python=sys.executable, parts=parts))
 
 
 @pytest.fixture
@@ -175,24 +179,88 @@ def test_without_sudo_the_node_still_tells_what_it_may(mute: int) -> None:
     assert [str(each) for each in found.holders] == ["a process of another user"]
 
 
-def test_a_gpu_driver_is_asked_and_its_complaint_kept(
+SMI = """#!/bin/sh
+case "$*" in
+*--query-compute-apps*) echo "GPU-1, $HOLDER, python3, 512" ;;
+*compute_cap*) echo 'Field "compute_cap" is not a valid field to query.'; exit 2 ;;
+*clocks_event_reasons*) echo 'Field "clocks_event_reasons.active" is not a valid field to query.'; exit 2 ;;
+*) echo "0, NVIDIA L4, GPU-1, 470.1, 23034, 515, 22519, Disabled, 300, 2040, 72.00, 41, 0x0000000000000001" ;;
+esac
+"""
+
+
+def test_an_old_drivers_gpus_are_asked_for_what_it_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool, wheel = tmp_path / "nvidia-smi", tmp_path / "tensorflow/python/platform"
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("HOLDER", str(os.getpid()))
+    tool.write_text(SMI)
+    tool.chmod(0o755)
+    wheel.mkdir(parents=True)
+    (tmp_path / "tensorflow/__init__.py").write_text("raise SystemExit('imported')\n")
+    (wheel / "build_info.py").write_text(
+        "import collections\nbuild_info = collections.OrderedDict([('is_cuda_build', True), "
+        "('cuda_compute_capabilities', ['sm_60', 'compute_90']), ('cuda_version', '12.5.1'), "
+        "('cudnn_version', '9')])\n"
+    )
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nshift; exec env PYTHONPATH={tmp_path} "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    environment = tmp_path / "cuda.env"
+    (tmp_path / "cache/a").mkdir(parents=True)
+    (tmp_path / "cache/a/kernel").write_bytes(b"12345")
+    environment.write_text(f"CUDA_CACHE_PATH={tmp_path}/cache\nCUDA_CACHE_MAXSIZE=1000\n")
+    program = "import json; print(json.dumps([{'name': 'libx.so', 'error': 'no such file'}]))"
+    found = facts(
+        free_port(),
+        gpu=True,
+        python=str(python),
+        gpu_environment=str(environment),
+        gpu_libraries=program,
+    ).gpu
+    assert found is not None
+    (device,) = found.devices
+    assert (device.state.name, device.state.compute_capability) == ("NVIDIA L4", "")
+    assert (device.state.persistence, device.state.throttle) == (False, ("gpu-idle",))
+    assert (device.state.memory_bytes, device.free_bytes) == (23034 << 20, 22519 << 20)
+    assert device.state.woke_s is not None
+    (holder,) = device.state.holders
+    assert (holder.pid, holder.memory_bytes) == (os.getpid(), 512 << 20)
+    assert "pytest" in holder.command
+    wanted = (None, True, ("sm_60", "compute_90"), "12.5.1", "9")
+    assert astuple(found.wheel) == wanted
+    assert astuple(found.cache) == (f"{tmp_path}/cache", 1, 5, 1000)
+    assert [(each.name, each.error) for each in found.libraries or ()] == [
+        ("libx.so", "no such file")
+    ]
+    assert (found.access.user, found.access.error) == (pwd.getpwuid(os.geteuid()).pw_name, None)
+
+
+def test_a_drivers_complaint_is_kept_with_its_exit_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tool = tmp_path / "nvidia-smi"
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    tool.write_text("#!/bin/sh\necho 0, NVIDIA L4, 550.90, 23034 MiB\n")
-    tool.chmod(0o755)
-    found = facts(free_port(), gpu=True).gpu
-    assert found is not None
-    assert (found.devices, found.error) == (("0, NVIDIA L4, 550.90, 23034 MiB",), None)
     tool.write_text(
         "#!/bin/sh\necho 'Failed to initialize NVML: Driver/library version mismatch'\n"
         "echo 'NVML library version: 550.90'\nexit 18\n"
     )
+    tool.chmod(0o755)
     found = facts(free_port(), gpu=True).gpu
     assert found is not None
-    assert found.devices == ()
-    assert "Driver/library version mismatch" in (found.error or "")
+    assert (found.devices, found.smi.code, found.smi.second_s) == ((), 18, None)
+    assert found.smi.said == (
+        "Failed to initialize NVML: Driver/library version mismatch; NVML library version: 550.90"
+    )
+
+
+def test_the_client_without_its_user_is_no_reason_to_know_nothing() -> None:
+    found = facts(free_port(), gpu=True, gpu_user="nobody-of-that-name").gpu
+    assert found is not None
+    if os.geteuid() == 0:
+        assert (found.access.user, found.libraries) == ("", None)
+        assert "does not have the user" in (found.access.error or "")
 
 
 def test_ports_as_this_machine_sees_them(mute: int, tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from labctl.checks import collect, facts_probe, ports_probe
 from labctl.checks.collect import BOOT, NODE_PYTHON
 from labctl.checks.doctor import CHECKS, preflight_names, run_checks, to_error
 from labctl.checks.model import CheckResult
-from labctl.checks.parse import FactsError, node_facts, plain, reach_facts
+from labctl.checks.parse import node_facts, reach_facts
+from labctl.checks.reader import FactsError, plain
 from labctl.errors import ConnectionLostError, HostKeyError, PeerUnreachableError
 from labctl.lab.model import Lab, Node, SshTarget
 from labctl.remote.clock import CLOCK_ARGV

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from labctl.checks.doctor import CHECKS, judge, to_error
+from labctl.checks.doctor import CHECKS, GPU_NAMES, judge, to_error
 from labctl.checks.facts import Contact, ListenerFacts, Observed, ReachFacts
 from labctl.checks.judge_server import catching, last_words, spec_difference
 from labctl.checks.model import CheckResult
@@ -67,7 +67,7 @@ def healthy(**changes: Any) -> Observed:
     answers = {name: merge(answer(name), changes.pop(name, {})) for name in ("tf0", "tf1")}
     seen = Observed(
         lab=LAB,
-        gpu=False,
+        gpu=None,
         contacts={name: Contact(0.3) for name in answers},
         facts={name: node_facts(each) for name, each in answers.items()},
         unreadable={},
@@ -107,7 +107,8 @@ def test_a_healthy_lab_fails_nothing_and_names_every_node() -> None:
     results = judge(healthy())
     assert [each for each in results if each.status == "fail"] == []
     skipped = {(each.name, each.node) for each in results if each.status == "skipped"}
-    assert skipped == {("gpu", "tf0"), ("gpu", "tf1"), ("running-spec", "tf0")}
+    gpus = {(name, node) for name in GPU_NAMES for node in ("tf0", "tf1")}
+    assert skipped == {*gpus, ("running-spec", "tf0")}
     assert len(results) == len(CHECKS) * 2
     assert all(each.found for each in results)
 
@@ -343,65 +344,6 @@ def test_clock_offsets_are_compared_with_task_0_within_their_error() -> None:
     vague = healthy(offsets={"tf0": Offset(0.0, 0.3, 0.6), "tf1": Offset(0.5, 0.3, 0.6)})
     assert result(vague, "clock").status == "ok"
     assert result(healthy(offsets={}), "clock").status == "skipped"
-
-
-GPU_FINE = {
-    "devices": ["0, NVIDIA L4, 550.1, 23034 MiB"],
-    "dev_nodes": ["nvidia0", "nvidiactl"],
-    "error": None,
-}
-
-
-@pytest.mark.parametrize(
-    ("gpu", "packages", "says", "do"),
-    [
-        (
-            {"devices": [], "dev_nodes": [], "error": "nvidia-smi: No such file or directory"},
-            {},
-            "tf1 has no GPU driver",
-            "--cpu",
-        ),
-        ({"devices": [], "dev_nodes": [], "error": None}, {}, "tf1 has no usable GPU", "--cpu"),
-        (
-            {
-                "devices": [],
-                "dev_nodes": ["nvidia0"],
-                "error": "Failed to initialize NVML: Driver/library version mismatch",
-            },
-            {},
-            "mismatch",
-            "reboot tf1",
-        ),
-        ({**GPU_FINE, "dev_nodes": []}, {"tensorflow": "2.21.0"}, "no /dev/nvidia", "modprobe"),
-        (
-            GPU_FINE,
-            {"tensorflow-cpu": "2.21.0"},
-            "TensorFlow on tf1 is the CPU build",
-            "labctl provision",
-        ),
-    ],
-)
-def test_a_gpu_that_cannot_be_used_is_a_configuration_error_naming_the_node(
-    gpu: dict[str, Any], packages: dict[str, str], says: str, do: str
-) -> None:
-    data = answer("tf1")
-    data["gpu"], data["venv"]["packages"] = gpu, {"numpy": "2.4", **packages}
-    seen = healthy(gpu=True)
-    seen = replace(seen, facts={**seen.facts, "tf1": node_facts(data)})
-    verdict = result(seen, "gpu")
-    assert verdict.status == "fail"
-    assert says in verdict.found
-    assert do in (verdict.do or "")
-    assert isinstance(verdict.error, ConfigError)
-    assert "tf1" in verdict.error.found
-
-
-def test_a_gpu_that_works_passes() -> None:
-    data = merge(answer("tf1"), {"gpu": GPU_FINE})
-    data["venv"]["packages"] = {"tensorflow": "2.21.0"}
-    seen = healthy(gpu=True)
-    seen = replace(seen, facts={**seen.facts, "tf1": node_facts(data)})
-    assert result(seen, "gpu").status == "ok"
 
 
 def test_causes_are_reported_before_their_effects() -> None:

@@ -196,7 +196,7 @@ def test_a_script_goes_with_its_arguments_and_companions(tmp_path: Path) -> None
     )
     assert request.files == {"mine.py": b"import helper\n", "helper.py": b"\xff"}
     plan = wire.RunPlan.from_json(request.plan("id", LAB).to_json())
-    assert plan.script == wire.ScriptPlan("mine.py", ("--x", "1"))
+    assert plan.script == wire.ScriptPlan("mine.py", ("--x", "1"), "gpu")
     assert plan.matpow is None
     assert request.gpu
     assert request.parameters.size is None

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from labctl.checks.doctor import Checked
+from labctl.checks.gpu_facts import GpuNeed
 from labctl.checks.model import CheckResult
 from labctl.drive import collect, push
 from labctl.drive.follow import SERVER_GRACE_S
@@ -128,13 +130,17 @@ class World:
         return RunStore(self.home)
 
     def gate(
-        self, lab: Lab, executors: Mapping[str, Executor], gpu: bool, names: frozenset[str]
-    ) -> Sequence[CheckResult]:
+        self,
+        lab: Lab,
+        executors: Mapping[str, Executor],
+        gpu: GpuNeed | None,
+        names: frozenset[str],
+    ) -> Checked:
         assert lab is self.lab
         assert set(executors) == set(self.machines)
-        assert gpu == ("gpu" in names)
-        self.asked = names
-        return self.results
+        assert (gpu is not None) == ("gpu" in names)
+        self.asked, self.need = names, gpu
+        return Checked(tuple(self.results))
 
     def session(self) -> Session:
         self.interrupts = Interrupts()
