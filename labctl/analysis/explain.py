@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from labctl.analysis.arrange import arranged, baseline_problems
 from labctl.analysis.clock import Clocks, clock_problems
+from labctl.analysis.cold_start import split_context, split_setup
 from labctl.analysis.explained import Explained
 from labctl.analysis.ledger import (
     build_ledger,
@@ -35,7 +36,9 @@ def explain(data: RunData) -> Explained:
     trace = typical(traces)
     split = None if trace is None else split_step(trace, stats.warm_median_ms)
     phases = client_spans(record, data.events, clocks)
+    phases = split_context(phases, data, clocks, record.remote.node)
     finer = split_first_step(phases, data, clocks, stats.warm_median_ms)
+    finer = split_setup(finer, data, trace)
     rows = split_warm_steps(finer, steps, split)
     return Explained(
         data=data,

@@ -32,6 +32,7 @@ _SHORTEST_S = 1e-6
 _SEAM_S = 1e-3  # between two phases of the client: nobody's
 _JUMP_S = 0.05  # wall and monotonic clock of one process may differ by this much over a run
 # TensorFlow's log: the session looks for its workers; it has them and goes on to the graph.
+_MAY_CONNECT = frozenset({wire.PHASE_DEVICES, wire.PHASE_STAGE, wire.PHASE_FIRST_STEP})
 _REACHING, _REACHED = "Scanning workers for devices", "mlir_graph_optimization_pass"
 
 
@@ -165,7 +166,7 @@ def split_first_step(
     reached_s = _reached_s(data, clocks)
     pieces: list[Span] = []
     for span in spans:
-        if span.phase not in {wire.PHASE_FIRST_STEP, wire.PHASE_STAGE}:
+        if span.phase not in _MAY_CONNECT:
             pieces.append(span)
             continue
         start_s, end_s = span.start_s, span.start_s + span.duration_s
@@ -174,7 +175,8 @@ def split_first_step(
                 replace(span, phase=PHASE_CONNECT, duration_s=reached_s - start_s, source="log")
             )
             start_s = reached_s
-        if span.phase == wire.PHASE_STAGE or warm_median_ms is None or reached_s is None:
+        whole = span.phase != wire.PHASE_FIRST_STEP
+        if whole or warm_median_ms is None or reached_s is None:
             pieces.append(replace(span, start_s=start_s, duration_s=end_s - start_s))
             continue
         run_s = max(start_s, end_s - warm_median_ms / 1e3)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from labctl.analysis.clock import Clocks
+from labctl.analysis.cold_start import split_context
 from labctl.analysis.ledger import (
     LABCTL,
     WARM,
@@ -152,7 +153,9 @@ def _server_spans(data: RunData, node: str, clocks: Clocks) -> list[Span]:
         ]
     return [
         replace(span, phase=f"{SERVER} {span.phase}", source="join-server")
-        for span in sorted(spans, key=lambda span: (span.start_s, span.phase))
+        for span in sorted(
+            split_context(spans, data, clocks, node), key=lambda span: (span.start_s, span.phase)
+        )
         if span.duration_s > 0
     ]
 

@@ -43,8 +43,8 @@ class NodeRow(NamedTuple):
         start_us: When it began, Unix time on that device's clock, microseconds.
         end_us: When its kernel, or the transfer, ended.
         output_bytes: Bytes of its first output, None if it is not told.
-        scheduled_us: Of what ran on a GPU's stream, when the host queued it; 0 if it is not told. Of other rows it is
-            not to be believed: TensorFlow 2.16 has dates in the 22nd century there.
+        scheduled_us: Of what ran on a GPU's stream, when the host queued it; 0 if it is not told. Of other rows it
+            is not to be believed: TensorFlow 2.16 has dates in the 22nd century there.
     """
 
     device: str

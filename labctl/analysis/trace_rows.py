@@ -2,9 +2,10 @@
 
 How a GPU's rows look stands in TensorFlow 2's xplane_to_step_stats.cc (`ConvertGpuXSpaceToStepStats`): devices
 `/device:GPU:0/stream:14` of kernels and `/device:GPU:0/stream:15<MemcpyH2D>` of copies, without job and task, each
-row a second time below `/stream:all` and `/memcpy`, and `/sync` of waiting for a stream. A copy's label is `MemcpyH2D`
-and details such as `kind_src:pinned kind_dst:device size:4000000 dest:0 async:1` (cupti_collector.cc); its name is that
-of the edge (copy_tensor.cc), or the label's first word. TensorFlow 1's device_tracer.cc has MEMCPYHtoD and MEMCPYDtoH.
+row a second time below `/stream:all` and `/memcpy`, and `/sync` of waiting for a stream. A copy's label is
+`MemcpyH2D` and details such as `kind_src:pinned kind_dst:device size:4000000 dest:0 async:1` (cupti_collector.cc);
+its name is that of the edge (copy_tensor.cc), or the label's first word. TensorFlow 1's device_tracer.cc has
+MEMCPYHtoD and MEMCPYDtoH.
 """
 
 from __future__ import annotations

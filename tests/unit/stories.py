@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from labctl.analysis.clock import Clocks
+from labctl.analysis.cold_start import split_context
 from labctl.analysis.explained import Explained
 from labctl.analysis.ledger import build_ledger, client_spans
 from labctl.analysis.model import ClockLine, SplitRow, StepSplit, StepTrace, TaskTrace
@@ -181,7 +182,10 @@ def run(
         {"tf1": tuple(server_events)} if server_events else {},
         tuple(lines),
     )
-    spans = client_spans(data.record, events, Clocks.of(data.record))
+    of_run = Clocks.of(data.record)
+    spans = split_context(
+        client_spans(data.record, events, of_run), data, of_run, data.record.remote.node
+    )
     taken = tuple(steps_of(events))
     trace = None if gflops is None else _trace(gflops)
     rows = tuple(SplitRow("compute", task, None, each) for task, each in (computes_s or {}).items())
