@@ -20,6 +20,7 @@ import array
 import ctypes
 import json
 import os
+import pwd
 import random
 import re
 import select
@@ -471,7 +472,18 @@ def compile_ptx(index: int, variables: dict[str, str], name: str, child: Teller)
         driver.call("cuModuleUnload", module)
 
 
-def in_child(work: Callable[[Teller], None], step_s: float, end_s: float) -> Facts:
+def become(user: str) -> None:
+    """Give root's rights up for those of the user who will hold the GPUs."""
+    account = pwd.getpwnam(user)
+    os.initgroups(user, account.pw_gid)
+    os.setgid(account.pw_gid)
+    os.setuid(account.pw_uid)
+    os.environ["HOME"] = account.pw_dir
+
+
+def in_child(
+    work: Callable[[Teller], None], user: str | None, step_s: float, end_s: float
+) -> Facts:
     """Run work in a process of its own, no step of it longer than it may be, and return what it told."""
     told: Facts = {"figures": {}, "begin": "start"}
     reader, writer = os.pipe()
@@ -480,6 +492,8 @@ def in_child(work: Callable[[Teller], None], step_s: float, end_s: float) -> Fac
         child = Teller(writer)
         try:
             os.dup2(2, 1)  # a library may print
+            if user is not None:
+                become(user)
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
             work(child)
         except ProbeError as error:
@@ -573,7 +587,9 @@ def probe(request: Facts) -> Facts:
         "missing": None,
     }
     gpus, errors = answer.setdefault("gpus", []), answer.setdefault("errors", [])
-    run = partial(in_child, step_s=request["step_s"], end_s=time.monotonic() + request["total_s"])
+    user = request.get("user") if os.geteuid() == 0 else None
+    end_s = time.monotonic() + request["total_s"]
+    run = partial(in_child, user=user, step_s=request["step_s"], end_s=end_s)
     chosen = request.get("gpus") or []
     waiting = list(chosen or [0])
     while waiting:
@@ -584,7 +600,7 @@ def probe(request: Facts) -> Facts:
         figures = {"index": index, **told["figures"]}
         problems = [told["error"]] if "error" in told else []
         if not problems and float(figures["compute_capability"]) >= PTX_LEAST:
-            problems = _compile(index, run, figures)
+            problems = _compile(index, run, user, figures)
         awake = bool(before["persistenced"] or before["held_by"] or figures.get("persistence"))
         unsure = not before["all_processes_seen"] or figures.get("persistence") is None
         figures["awake"] = None if not awake and unsure else awake
@@ -596,9 +612,13 @@ def probe(request: Facts) -> Facts:
     return answer
 
 
-def _compile(index: int, run: Callable[..., Facts], figures: Facts) -> list[Facts]:
+def _compile(
+    index: int, run: Callable[..., Facts], user: str | None, figures: Facts
+) -> list[Facts]:
     """Measure how long PTX takes: without a cache, with an empty one, with what that left."""
     with tempfile.TemporaryDirectory(prefix="gpu-probe-") as cache:
+        if user is not None:
+            os.chown(cache, pwd.getpwnam(user).pw_uid, -1)
         kept = {"CUDA_CACHE_DISABLE": "0", "CUDA_CACHE_PATH": cache}
         ways = (("jit", {"CUDA_CACHE_DISABLE": "1"}), ("jit_fill", kept), ("jit_cached", kept))
         for name, variables in ways:

@@ -28,6 +28,10 @@ def check(
     compute: Annotated[
         bool, typer.Option("--compute", help="Also measure each node's own float32 product.")
     ] = False,
+    gpu_probe: Annotated[
+        bool,
+        typer.Option("--gpu-probe", help="Also measure the GPUs' cold start, products and copies."),
+    ] = False,
     lab: LabOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,  # noqa: ARG001 acts in its callback
@@ -65,7 +69,8 @@ def check(
                 gpu=GpuNeed(MatpowPlan().size) if gpu else None,
                 progress=lambda text: status.update(f"lab {model.name}: {text}"),
             )
-            parts = [name for name, on in (("network", network), ("compute", compute)) if on]
+            wished = {"network": network, "compute": compute, "gpu-probe": gpu_probe}
+            parts = [name for name, on in wished.items() if on]
             if parts:
                 home.make_local_dir(model.name)
                 results += _measured(
@@ -82,20 +87,28 @@ def check(
 
 def _measured(lab: Lab, parts: Sequence[str], progress: Callable[[str], None]) -> list[CheckResult]:
     """Measure parts of the lab's baseline, keep them for later runs, and return them as checks."""
-    from labctl.drive import baseline, start
+    from labctl.drive import baseline, gpu_bench, start
     from labctl.drive.links import Links, RealOpener
     from labctl.drive.timing import SystemClock
     from labctl.errors import LabctlError
 
-    links = Links(lab, RealOpener())
+    links, clock = Links(lab, RealOpener()), SystemClock()
+    others = [part for part in parts if part != gpu_bench.GPU_PROBE]
+    results = []
     try:
         links.client.call(start.refuse_if_busy)
-        found = baseline.measure(lab, links, SystemClock(), parts=parts, progress=progress)
+        if others:
+            found = baseline.measure(lab, links, clock, parts=others, progress=progress)
+            results += baseline.as_checks(lab, found, others)
+        if gpu_bench.GPU_PROBE in parts:
+            results += gpu_bench.probe_gpus(lab, links, clock, progress)
     except LabctlError as error:
-        return baseline.not_measured(lab, parts, error.found)
+        results = baseline.not_measured(lab, others, error.found)
+        if gpu_bench.GPU_PROBE in parts:
+            results += gpu_bench.not_probed(lab, error.found)
     finally:
         links.close()
-    return baseline.as_checks(lab, found, parts)
+    return results
 
 
 def _refuse(lab: str, results: Sequence[CheckResult]) -> None:

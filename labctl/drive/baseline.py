@@ -71,7 +71,7 @@ def measure(
     Raises:
         OSError: The result cannot be written.
     """
-    with _alone(lab, clock) as is_alone:
+    with alone(lab, clock) as is_alone:
         means, missing = ask_means(links)
         boots = {node.name: means[node.name].boot_id for node in lab.nodes if node.name in means}
         names = {node.name: boots.get(node.name, "") for node in lab.nodes}
@@ -209,8 +209,12 @@ def _rate(link: LinkBaseline) -> str:
 
 
 @contextmanager
-def _alone(lab: Lab, clock: Clock) -> Iterator[bool]:
-    """Keep other labctl processes of this machine from measuring the lab at the same time."""
+def alone(lab: Lab, clock: Clock) -> Iterator[bool]:
+    """Keep other labctl processes of this machine from measuring the lab at the same time.
+
+    Yields:
+        Whether they are kept; False when one of them measures it for too long.
+    """
     handle = os.open(lab.local_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         give_up_s = clock.mono_s() + _LOCK_S

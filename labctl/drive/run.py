@@ -365,7 +365,7 @@ def _finish(
     if not beaten:
         return record
     with suppress(OSError):
-        lab_files.forget_baseline(session.lab.local_dir)
+        lab_files.forget_baseline(session.lab.local_dir, keep_gpus=True)
     return writer.write(warnings=(*record.warnings, *beaten))
 
 

@@ -84,6 +84,13 @@ class GpuBaseline:
         d2h_bytes_per_s: Device to host, likewise.
         h2d_pageable_bytes_per_s: Host to device from ordinary memory; None if not measured.
         at_unix_s: When, Unix time on labctl's clock.
+        d2h_pageable_bytes_per_s: Device to host, likewise.
+        warm_low_s: Later products, 5th percentile; None if not measured.
+        warm_high_s: Later products, 95th percentile.
+        launch_s: A kernel of one thread, from its launch until it is back; None if not measured.
+        jit_s: Loading a small kernel that the driver compiles from PTX, without its cache; None if not measured.
+        jit_cached_s: The same from the driver's cache.
+        awake: Something kept the driver awake, so that `wake_s` is no waking; None if that could not be told.
     """
 
     node: bounds.Name
@@ -104,6 +111,13 @@ class GpuBaseline:
     d2h_bytes_per_s: bounds.BytesPerS
     h2d_pageable_bytes_per_s: bounds.BytesPerS | None
     at_unix_s: bounds.Unix
+    d2h_pageable_bytes_per_s: bounds.BytesPerS | None = None
+    warm_low_s: bounds.Seconds | None = None
+    warm_high_s: bounds.Seconds | None = None
+    launch_s: bounds.Seconds | None = None
+    jit_s: bounds.Seconds | None = None
+    jit_cached_s: bounds.Seconds | None = None
+    awake: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

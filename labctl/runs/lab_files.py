@@ -43,9 +43,21 @@ def write_baseline(local_dir: Path, baseline: Baseline) -> None:
     _write(local_dir / BASELINE_FILE, baseline)
 
 
-def forget_baseline(local_dir: Path) -> None:
-    """Have the baseline measured anew when it is needed next."""
-    (local_dir / BASELINE_FILE).unlink(missing_ok=True)
+def forget_baseline(local_dir: Path, *, keep_gpus: bool = False) -> None:
+    """Have the baseline measured anew when it is needed next.
+
+    Args:
+        local_dir: `.lab/<lab>`.
+        keep_gpus: All but the GPUs' own figures.
+
+    Raises:
+        OSError: The file cannot be removed or written.
+    """
+    known = read_baseline(local_dir) if keep_gpus else None
+    if known is not None and known.gpus:
+        write_baseline(local_dir, Baseline(known.boot_ids, gpus=known.gpus))
+    else:
+        (local_dir / BASELINE_FILE).unlink(missing_ok=True)
 
 
 def read_phases(local_dir: Path) -> tuple[LabPhase, ...]:
