@@ -54,6 +54,21 @@ class LabctlError(Exception):
         return "\n".join(lines)
 
 
+def three_parts(message: str) -> tuple[str, str | None, str | None]:
+    """Return found, expected and do of a printed message; of several, the first."""
+    found: list[str] = []
+    expected = do = None
+    for line in message.splitlines():
+        head, _, rest = line.strip().partition("  ")
+        if head == "expected" and expected is None:
+            expected = rest.strip()
+        elif head == "do" and do is None:
+            do = rest.strip()
+        elif expected is None and do is None:
+            found.append(line.strip())
+    return " ".join(found), expected, do
+
+
 def _one_line(text: str) -> str:
     return " ".join(text.split())
 

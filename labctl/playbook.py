@@ -6,18 +6,21 @@ import configparser
 import json
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from labctl.errors import ConfigError, InventoryError
+from labctl.errors import ConfigError, InventoryError, UserInterruptError
 from labctl.lab.home import Home
 from labctl.lab.inventory import (
     GROUP,
@@ -31,6 +34,7 @@ from labctl.lab.inventory import (
 from labctl.lab.model import LOOPBACK, Lab
 
 INVENTORY_TIMEOUT_S = 120.0
+_WINDING_UP_S = 30.0  # between an interrupt, which Ansible obeys in order, and its end by force
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,7 @@ class PlaybookOutcome:
         hosts: Recap by host.
         failures: In the order of occurrence; rescued and ignored ones are not among them.
         log: File with Ansible's whole output, mode 0600.
+        timed_out: It was ended at its deadline.
     """
 
     playbook: str
@@ -99,6 +104,7 @@ class PlaybookOutcome:
     hosts: Mapping[str, HostStats]
     failures: tuple[TaskFailure, ...]
     log: Path
+    timed_out: bool = False
 
 
 def ansible_environment(home: Home) -> dict[str, str]:
@@ -159,20 +165,25 @@ def run_playbook(
     *,
     extra_args: Sequence[str] = (),
     on_event: Callable[[Mapping[str, Any]], None] | None = None,
-    echo: bool = False,
+    inventory: Path | None = None,
+    timeout_s: float | None = None,
+    hide: Sequence[str] = (),
 ) -> PlaybookOutcome:
-    """Run one of the playbooks at the content's root for a lab.
+    """Run one of the playbooks of the content for a lab.
 
     Args:
         home: Where things are.
         lab: The lab's name; its inventory is the only one used.
-        playbook: File name, e.g. `provision.yml`.
+        playbook: Path below the content, e.g. `provision.yml`.
         extra_args: Further arguments of ansible-playbook.
         on_event: Called with each of ansible-runner's events.
-        echo: Write Ansible's own output to stderr as it comes.
+        inventory: Another inventory than the lab's.
+        timeout_s: Seconds until it is ended; None for no bound.
+        hide: Texts, such as credentials, that neither log nor messages may show.
 
     Raises:
         ConfigError: There is no such playbook.
+        UserInterruptError: The user interrupted it; it has ended.
     """
     import ansible_runner
 
@@ -189,14 +200,13 @@ def run_playbook(
     with (
         tempfile.TemporaryDirectory(prefix="labctl-ansible-") as scratch,
         log.open("w", encoding="utf-8") as out,
+        _interruptible(timeout_s) as interrupt,
     ):
 
         def handle(event: dict[str, Any]) -> bool:
-            text = event.get("stdout") or ""
+            text = _without(hide, event.get("stdout") or "")
             if text:
                 out.write(text + "\n")
-                if echo:
-                    sys.stderr.write(text + "\n")
             timeline.add(event, time.monotonic() - started)
             if on_event is not None:
                 on_event(event)
@@ -205,25 +215,93 @@ def run_playbook(
         runner = ansible_runner.run(
             private_data_dir=scratch,
             playbook=str(path),
-            inventory=str(home.inventory(lab)),
+            inventory=str(inventory or home.inventory(lab)),
             cmdline=shlex.join(extra_args) or None,
             envvars=ansible_environment(home),
             event_handler=handle,
+            status_handler=_drop_environment,
+            cancel_callback=interrupt.is_overdue,
             quiet=True,
-            settings={"suppress_env_files": True, "pexpect_timeout": 5},
+            settings={"suppress_env_files": True, "pexpect_timeout": 1},
         )
         wall_s = time.monotonic() - started
         rc = int(runner.rc if runner.rc is not None else 1)
+    if interrupt.noted_s is not None:
+        raise UserInterruptError(
+            f"{path.name} was interrupted", do=f"see {log} for how far it came"
+        )
     return PlaybookOutcome(
-        playbook=playbook,
+        playbook=path.name,
         rc=rc,
         wall_s=wall_s,
         roles=timeline.roles(wall_s),
         stretches=timeline.stretches(wall_s),
         hosts=timeline.hosts,
-        failures=tuple(timeline.failures),
+        failures=tuple(
+            replace(each, message=_without(hide, each.message)) for each in timeline.failures
+        ),
         log=log,
+        timed_out=interrupt.is_late,
     )
+
+
+def _without(hide: Sequence[str], text: str) -> str:
+    for each in hide:
+        text = text.replace(each, "********")
+    return text
+
+
+def _drop_environment(status: Mapping[str, Any], runner_config: Any) -> None:
+    """Remove the file in which ansible-runner keeps the environment, which may hold credentials."""
+    if status.get("status") == "running":
+        Path(runner_config.artifact_dir, "command").unlink(missing_ok=True)
+
+
+class _Interrupt:
+    """An interrupt, or a deadline, that a playbook is given time to obey; Ansible's workers would outlive a kill.
+
+    Args:
+        timeout_s: Seconds from now to the deadline, None for none.
+    """
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self.noted_s: float | None = None
+        self.is_late = False
+        self._deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        self._told_s: float | None = None
+
+    def note(self, *_: object) -> None:
+        """Take a signal."""
+        self.noted_s = self.noted_s or time.monotonic()
+
+    def is_overdue(self) -> bool:
+        """Pass an end that is wanted on to Ansible, once; return whether it has had its time."""
+        now_s = time.monotonic()
+        if self._told_s is not None:
+            return now_s - self._told_s > _WINDING_UP_S
+        self.is_late = self._deadline_s is not None and now_s > self._deadline_s
+        if self.noted_s is not None or self.is_late:
+            self._told_s = now_s
+            with suppress(OSError):
+                children = Path(f"/proc/self/task/{threading.get_native_id()}/children")
+                for pid in children.read_text().split():
+                    os.kill(int(pid), signal.SIGINT)
+        return False
+
+
+@contextmanager
+def _interruptible(timeout_s: float | None) -> Iterator[_Interrupt]:
+    """Take SIGINT and SIGTERM over, where this is the main thread, and give them back."""
+    interrupt = _Interrupt(timeout_s)
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupt
+        return
+    before = {each: signal.signal(each, interrupt.note) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield interrupt
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 @dataclass(slots=True)

@@ -108,7 +108,7 @@ def _as_json(outcome: PlaybookOutcome) -> dict[str, object]:
 
 def _error(outcome: PlaybookOutcome) -> PlaybookError:
     """Return the first failure in three parts: the roles' own messages have them already."""
-    from labctl.errors import PlaybookError
+    from labctl.errors import PlaybookError, three_parts
 
     again = f"see {outcome.log}; correct it and run labctl provision again"
     if not outcome.failures:
@@ -118,27 +118,12 @@ def _error(outcome: PlaybookOutcome) -> PlaybookError:
     first = outcome.failures[0]
     others = sorted({each.host for each in outcome.failures} - {first.host})
     more = f" (also failed: {', '.join(others)})" if others else ""
-    found, expected, do = _three_parts(first.message)
+    found, expected, do = three_parts(first.message)
     where = "" if found.startswith(first.host) or first.host == "localhost" else f"{first.host}: "
     what = "" if expected else f" in '{first.task}'"
     if first.unreachable:
         what = ", it did not answer"
     return PlaybookError(f"{where}{found}{what}{more}", expected=expected, do=do or again)
-
-
-def _three_parts(message: str) -> tuple[str, str | None, str | None]:
-    """Return found, expected and do of a message; of several, the first."""
-    found: list[str] = []
-    expected = do = None
-    for line in message.splitlines():
-        head, _, rest = line.strip().partition("  ")
-        if head == "expected" and expected is None:
-            expected = rest.strip()
-        elif head == "do" and do is None:
-            do = rest.strip()
-        elif expected is None and do is None:
-            found.append(line.strip())
-    return " ".join(found), expected, do
 
 
 def _print(outcome: PlaybookOutcome) -> None:

@@ -1,4 +1,4 @@
-"""What the clouds' playbooks answered, checked: an answer that cannot be believed is an error, not an empty list."""
+"""What the clouds' playbooks answered, checked: what cannot be believed is an error, not an empty list."""
 
 from __future__ import annotations
 
