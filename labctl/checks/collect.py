@@ -132,6 +132,7 @@ def _gpu_request(node: Node) -> dict[str, Any]:
         "deadline_s": _GPU_PROBE_S - _MARGIN_S,
         "gpu_user": "" if node.ssh is None else user,
         "gpu_server": user == SERVER_USER,
+        "gpu_dev": "/dev",
         "gpu_environment": CUDA_ENVIRONMENT,
         "gpu_libraries": _libraries_source(),
     }

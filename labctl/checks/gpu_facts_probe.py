@@ -1,7 +1,8 @@
 """The part of the facts probe that is about GPUs: sent beside it as text, and only where GPUs are asked for.
 
 Standard library only, Python 3.9 or newer. Looking at a GPU wakes its driver, so what must be seen before is read
-first: the persistence daemon's state, then `nvidia-smi` twice, timed; all else after that.
+first: the state of the persistence daemon, then a timed `nvidia-smi`. Then the device nodes are held open, so that
+the driver lets no device go, for a second timed one and for all else.
 """
 
 from __future__ import annotations
@@ -104,8 +105,8 @@ def table(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in rows if row]
 
 
-async def ask_smi(command: Command) -> tuple[Facts, list[Facts]]:
-    """Return how `nvidia-smi` answered, timed twice, and its GPUs by field name.
+async def ask_smi(command: Command, dev: str, held: list[int]) -> tuple[Facts, list[Facts]]:
+    """Return how `nvidia-smi` answered, timed twice, and its GPUs by field name; adds open device nodes to `held`.
 
     A field that this driver does not know is asked for by its older name, then left out.
     """
@@ -130,6 +131,7 @@ async def ask_smi(command: Command) -> tuple[Facts, list[Facts]]:
     told = {"code": code, "said": one_line(out or err), "first_s": first_s, "second_s": None}
     if code != 0:
         return told, []
+    held += keep_awake(dev)
     begun = time.monotonic()
     again, _, _ = await command([*argv, "--format=csv,noheader,nounits"], SMI_S)
     told.update(said="", second_s=time.monotonic() - begun if again == 0 else None)
@@ -192,8 +194,18 @@ def loaded_version() -> str:
     return found.group(1) if found else ""
 
 
-def device_nodes() -> list[str]:
-    return sorted(name for name in os.listdir("/dev") if re.match(r"nvidia(\d+|ctl|-uvm)$", name))  # noqa: PTH208 names
+def device_nodes(dev: str) -> list[str]:
+    return sorted(name for name in os.listdir(dev) if re.match(r"nvidia(\d+|ctl|-uvm)$", name))  # noqa: PTH208 names
+
+
+def keep_awake(dev: str) -> list[int]:
+    """Open the devices, as the persistence daemon does: their driver lets none go before they are closed."""
+    held: list[int] = []
+    for name in device_nodes(dev):
+        if name[6:].isdigit():
+            with contextlib.suppress(OSError):
+                held.append(os.open(f"{dev}/{name}", os.O_RDWR | os.O_CLOEXEC))
+    return held
 
 
 def environment(path: str) -> dict[str, str]:
@@ -251,8 +263,8 @@ async def as_user(
     return process.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
 
 
-async def access(who: Facts, names: list[str], server_pid: int, shared: dict[str, str]) -> Facts:
-    paths = ["/dev/" + name for name in names]
+async def access(who: Facts, paths: list[str], server_pid: int, shared: dict[str, str]) -> Facts:
+    """Try the device nodes and the driver's library as the user who runs TensorFlow."""
     code, out, err = await as_user(
         [sys.executable, "-I", "-c", ACCESS_SCRIPT, *paths], who, shared, OTHER_S
     )
@@ -312,8 +324,24 @@ async def gpu_facts(
     request: Facts, command: Command, process_facts: Callable[[int], Facts], server_pid: int
 ) -> Facts:
     """Return all about GPUs that is asked of one node, in the order in which it may be looked at."""
+    held: list[int] = []
+    try:
+        return await _gpu_facts(request, command, process_facts, server_pid, held)
+    finally:
+        for each in held:
+            os.close(each)
+
+
+async def _gpu_facts(
+    request: Facts,
+    command: Command,
+    process_facts: Callable[[int], Facts],
+    server_pid: int,
+    held: list[int],
+) -> Facts:
+    dev = request["gpu_dev"]
     daemon = await persistenced(command)
-    smi, devices = await ask_smi(command)
+    smi, devices = await ask_smi(command, dev, held)
     user, server_pid = request["gpu_user"], server_pid if request["gpu_server"] else 0
     try:
         who = identity(user, server_pid)
@@ -322,7 +350,7 @@ async def gpu_facts(
     except KeyError:
         who, home, told_user = {}, "", ""
     shared = environment(request["gpu_environment"])
-    python, names = request["python"], device_nodes()
+    python, names = request["python"], device_nodes(dev)
     place = shared.get("CUDA_CACHE_PATH") or (home + "/.nv/ComputeCache" if home else "")
     unknown = user and not told_user
     holders, bus, loaded, signed = await asyncio.gather(
@@ -330,7 +358,9 @@ async def gpu_facts(
     )
     build, tried, opened = await asyncio.gather(
         wheel(python),
-        nobody() if unknown else access(who, names, server_pid, shared),
+        nobody()
+        if unknown
+        else access(who, [f"{dev}/{each}" for each in names], server_pid, shared),
         nobody() if unknown else libraries(python, request["gpu_libraries"], who, shared),
     )
     return {

@@ -23,6 +23,7 @@ MARGIN_BYTES = 1 << 30
 MATRICES = 3  # a power is formed from the factor, the product so far and the next one
 SMI_DRIVER_MISSING = 127
 # Exit statuses of nvidia-smi, which are NVML's return values (nvml.h, `nvmlReturn_t`).
+SMI_NOT_FOUND = 6
 SMI_NOT_LOADED = 9
 SMI_NO_LIBRARY = 12
 SMI_LOST = 15
@@ -81,7 +82,7 @@ def judge_gpu(seen: Observed, node: Node, facts: GpuFacts) -> Verdict:  # noqa: 
             "the kernel module and the libraries of one driver version",
             f"driver upgraded, reboot {name}: the old module stays loaded until then",
         )
-    if code in {0, 6}:
+    if code in {0, SMI_NOT_FOUND}:
         return _refuse(
             f"{name} has no usable GPU: nvidia-smi lists none{_bus_text(facts)}",
             "nvidia-smi lists a GPU on every node",
@@ -131,7 +132,7 @@ def _give(node: Node, facts: GpuFacts) -> str:
         return f"give {node.name} a GPU (another machine type), or run with --cpu"
     if facts.smi.code == SMI_NOT_LOADED:
         return on(node, "sudo modprobe nvidia; where that fails: labctl provision, or reboot")
-    if facts.smi.code == 0:
+    if facts.smi.code in {0, SMI_NOT_FOUND}:
         return on(node, "sudo dmesg | grep -i -e nvrm -e xid says what the driver met; then reboot")
     return "labctl provision, which installs the driver; or run with --cpu"
 
@@ -178,7 +179,7 @@ def judge_gpu_access(seen: Observed, node: Node, facts: GpuFacts) -> Verdict:  #
             f"{', '.join(f'/dev/{each}' for each in wanted)}",
             on(node, "sudo nvidia-modprobe -u -c=0; role nvidia_driver has it done at each boot"),
         )
-    denied = {path: why for path, why in access.denied.items() if path[5:] in wanted}
+    denied = {path: why for path, why in access.denied.items() if path.rpartition("/")[2] in wanted}
     if denied:
         path, why = next(iter(denied.items()))
         return _refuse(

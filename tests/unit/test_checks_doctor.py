@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from labctl.checks import collect, facts_probe, ports_probe
+from labctl.checks import collect, facts_probe, gpu_facts_probe, ports_probe
 from labctl.checks.collect import BOOT, NODE_PYTHON
 from labctl.checks.doctor import CHECKS, preflight_names, run_checks, to_error
 from labctl.checks.model import CheckResult
@@ -223,7 +223,7 @@ def test_no_failure_is_no_error() -> None:
         to_error([])
 
 
-@pytest.mark.parametrize("probe", [facts_probe, ports_probe])
+@pytest.mark.parametrize("probe", [facts_probe, gpu_facts_probe, ports_probe])
 def test_probes_are_python_3_9(probe: Any) -> None:
     source = Path(probe.__file__).read_text(encoding="utf-8")
     tree = ast.parse(source, feature_version=(3, 9))
