@@ -52,6 +52,7 @@ WAYS = (("h2d", "cuMemcpyHtoD_v2"), ("d2h", "cuMemcpyDtoH_v2"))
 TOLERANCE = 1e-4
 PEDANTIC_MATH = 2  # cublasMath_t
 SM_COUNT, MAJOR, MINOR = 16, 75, 76  # CUdevice_attribute
+NO_DEVICE = 100  # CUresult
 PR_SET_PDEATHSIG = 1
 
 # One thread, x = x / 2 + 1 from memory to memory, often enough for a compiler to have something to do.
@@ -93,11 +94,11 @@ ADVICE: dict[tuple[int, ...], tuple[str, str]] = {
 
 
 class ProbeError(Exception):
-    """A step that did not succeed: what was found, what was expected, what helps."""
+    """A step that did not succeed: what was found, what was expected, what helps; whether for want of a GPU."""
 
-    def __init__(self, found: str, expected: str, do: str) -> None:
+    def __init__(self, found: str, expected: str, do: str, *, absent: bool = False) -> None:
         super().__init__(found)
-        self.lines = {"found": found, "expected": expected, "do": do}
+        self.lines = {"found": found, "expected": expected, "do": do, "absent": absent}
 
 
 class Teller:
@@ -177,7 +178,7 @@ class Driver(Library):
         except OSError as error:
             told = f"the driver's library cannot be opened: {error}"
             do = "install the driver, or put its directory into LD_LIBRARY_PATH"
-            raise ProbeError(told, "libcuda.so.1, of NVIDIA's driver", do) from None
+            raise ProbeError(told, "libcuda.so.1, of NVIDIA's driver", do, absent=True) from None
         self.call("cuInit", 0)
 
     def problem(self, function: str, status: int) -> ProbeError:
@@ -187,7 +188,8 @@ class Driver(Library):
         fitting = (advice for codes, advice in ADVICE.items() if status in codes)
         expected, do = next(fitting, ("CUDA_SUCCESS", _DMESG))
         told = (name.value or b"CUDA error").decode()
-        return ProbeError(f"{function}: {told} ({status})", expected, do)
+        absent = status == NO_DEVICE and "CUDA_VISIBLE_DEVICES" not in os.environ
+        return ProbeError(f"{function}: {told} ({status})", expected, do, absent=absent)
 
     def whole(self, function: str, *arguments: Any) -> int:
         """Return the int that a function writes to its first argument."""
@@ -606,7 +608,8 @@ def probe(request: Facts) -> Facts:
         figures["awake"] = None if not awake and unsure else awake
         gpus += [figures] if "name" in figures else []
         errors += [{"gpu": index, **each} for each in problems]
-    if not gpus and not before["pci_gpus"] and not before["device_nodes"]:
+    is_absent = [each.pop("absent") for each in errors]
+    if any(is_absent) and not before["pci_gpus"] and not before["device_nodes"]:
         answer["missing"] = f"no NVIDIA GPU here: {errors[0]['found']}"
         errors.clear()
     return answer
@@ -665,27 +668,21 @@ def main(message: Facts) -> None:
 def command() -> int:
     """Run as a program; 0 if every GPU was measured, 1 if not, or if there is none."""
     parser = argparse.ArgumentParser(description="Measure a machine's GPUs without TensorFlow.")
-    parser.add_argument("--size", type=int, default=SIZE, help="L of the L x L float32 product")
-    parser.add_argument(
-        "--gpu", type=int, action="append", dest="gpus", help="only this one, by CUDA's order"
-    )
-    parser.add_argument("--table", action="store_true", help="print a table, not JSON")
-    parser.add_argument("--cublas", metavar="PATH", help="take this libcublas")
-    parser.add_argument("--venv", metavar="DIR", default=VENV, help="look for cuBLAS there first")
-    parser.add_argument(
-        "--step", type=float, default=STEP_S, dest="step_s", help="longest step, seconds"
-    )
-    parser.add_argument(
-        "--total", type=float, default=TOTAL_S, dest="total_s", help="longest in all, seconds"
-    )
+    add = parser.add_argument
+    add("--size", type=int, default=SIZE, help="L of the L x L float32 product")
+    add("--gpu", type=int, action="append", dest="gpus", help="only this one, by CUDA's order")
+    add("--table", action="store_true", help="print a table, not JSON")
+    add("--cublas", metavar="PATH", help="take this libcublas")
+    add("--venv", metavar="DIR", default=VENV, help="look for cuBLAS there first")
+    add("--step", type=float, default=STEP_S, dest="step_s", help="longest step, seconds")
+    add("--total", type=float, default=TOTAL_S, dest="total_s", help="longest in all, seconds")
     request = vars(parser.parse_args())
     if not 1 <= request["size"] <= MOST_SIZE:
         parser.error(f"--size {request['size']}: expected 1 to {MOST_SIZE}")
-    if (
-        any(each < 0 for each in request["gpus"] or ())
-        or min(request["step_s"], request["total_s"]) <= 0
-    ):
-        parser.error("--gpu takes 0 or more, --step and --total more than 0")
+    if min(request["gpus"] or [0]) < 0:
+        parser.error("--gpu: expected 0 or more")
+    if not (0 < request["step_s"] <= 3600 and 0 < request["total_s"] <= 3600):
+        parser.error("--step and --total: expected more than 0, at most 3600 seconds")
     try:
         answer = probe(request)
     except KeyboardInterrupt:

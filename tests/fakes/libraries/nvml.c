@@ -155,6 +155,21 @@ EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
     return node_status(name);
 }
 
+/* By `domain:bus:device.function`, hex, capitals or not, as CUDA writes it. */
+EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char *address, void **device) {
+    unsigned wanted[4], here[4];
+    char key[64], own[32];
+    if (sscanf(address, "%x:%x:%x.%x", wanted, wanted + 1, wanted + 2, wanted + 3) != 4)
+        return INVALID_ARGUMENT;
+    for (unsigned index = 0; index < (unsigned)number("gpu_count"); index++) {
+        snprintf(key, sizeof key, "gpu%u_pci", index);
+        if (lookup(key, own, sizeof own) && sscanf(own, "%x:%x:%x.%x", here, here + 1, here + 2, here + 3) == 4 &&
+            memcmp(wanted, here, sizeof here) == 0)
+            return nvmlDeviceGetHandleByIndex_v2(index, device);
+    }
+    return INVALID_ARGUMENT;
+}
+
 EXPORT int nvmlDeviceGetIndex(void *device, unsigned *index) {
     *index = (unsigned)of(device);
     return known(device);
