@@ -12,6 +12,7 @@ from typing import Literal
 from labctl.analysis import stats
 from labctl.analysis.causes.common import STEP_LEAST_S, STEP_SHARE, WALL_SHARE
 from labctl.analysis.causes.model import Proof, Scope
+from labctl.analysis.cold_start import PHASE_CUBLAS, PHASE_GPU_CONTEXT
 from labctl.analysis.compare import COLD, WALL, WARM, Measured, RowKey
 from labctl.analysis.stats import Difference
 from labctl.analysis.steps import percentile
@@ -31,6 +32,7 @@ _FLAGS = {
     "placement": "--placement",
     "power": "-n",
     "sum_task": "--sum-on",
+    "environment": "--env",
 }
 _NEEDS_GPU = "it shows only where there is a GPU: labctl run --gpu on such a lab, once with it and once without"
 _NO_SETTING = (
@@ -51,11 +53,6 @@ _UNPROVABLE = {
     "gpu-too-old": _NEEDS_GPU,
     "gpu-hidden": _NEEDS_GPU,
     "gpu-memory-taken": _NEEDS_GPU,
-    "ptx-jit": _NEEDS_GPU,
-    "jit-cache-lost": _NEEDS_GPU,
-    "no-persistence": _NEEDS_GPU,
-    "cuda-context": _NEEDS_GPU,
-    "cublas-load": _NEEDS_GPU,
     "gpu-throttled": _NEEDS_GPU,
     "gpu-shared": _NEEDS_GPU,
     "tf32": _NEEDS_GPU,
@@ -153,6 +150,11 @@ FIRST_STEP = Quantity("first step less a warm one", "once", _first_step_extra)
 IMPORT = Quantity("import", "once", _phases(wire.PHASE_IMPORT_NUMPY, wire.PHASE_IMPORT_TENSORFLOW))
 SERVERS = Quantity(
     "server start", "once", _phases(wire.PHASE_SERVER, "restart_servers", "start_servers")
+)
+GPU_WAKE = Quantity("wake-up of the driver", "once", _phases(wire.PHASE_GPU_WAKE))
+GPU_CONTEXT = Quantity("making of the GPU device", "once", _phases(PHASE_GPU_CONTEXT))
+CUBLAS_START = Quantity(
+    "libraries, handle and first product", "once", _phases(wire.PHASE_GPU_LIBRARIES, PHASE_CUBLAS)
 )
 
 
@@ -258,6 +260,18 @@ def _unbalanced(cause: str, own: Parameters) -> Pair | str:
     return Pair(cause, WARM_STEP, (("sum_task", here),), (("sum_task", 0 if here else 1),))
 
 
+def _kernel_cache(cause: str, own: Parameters) -> Pair | str:
+    """Return a run that must compile against one that finds its kernels: in the client's process alone."""
+    if own.device != "gpu":
+        return _NEEDS_GPU
+    off = (("environment", "CUDA_CACHE_DISABLE=1"),)
+    return Pair(cause, FIRST_STEP, off, (("environment", "CUDA_CACHE_DISABLE=0"),))
+
+
+def _of_gpu(quantity: Quantity) -> Callable[[str, Parameters], Pair | str]:
+    return lambda cause, own: Pair(cause, quantity) if own.device == "gpu" else _NEEDS_GPU
+
+
 def _within(quantity: Quantity) -> Callable[[str, Parameters], Pair | str]:
     return lambda cause, own: Pair(cause, quantity)  # noqa: ARG005 one form for all
 
@@ -276,6 +290,11 @@ _PAIRS: dict[str, Callable[[str, Parameters], Pair | str]] = {
     "import": _within(IMPORT),
     "first-step-setup": _within(FIRST_STEP),
     "server-start": _within(SERVERS),
+    "ptx-jit": _kernel_cache,
+    "jit-cache-lost": _kernel_cache,
+    "no-persistence": _of_gpu(GPU_WAKE),
+    "cuda-context": _of_gpu(GPU_CONTEXT),
+    "cublas-load": _of_gpu(CUBLAS_START),
 }
 
 

@@ -195,7 +195,11 @@ def _steps(step_s: float | None) -> int:
 
 
 def _options(base: RunOptions, changes: Changes) -> RunOptions:
-    values = {name: str(value) if name == "inter_op" else value for name, value in changes}
+    values: dict[str, object] = {
+        name: str(value) if name == "inter_op" else value for name, value in changes
+    }
+    if "environment" in values:
+        values["environment"] = (str(values["environment"]),)
     if values.get("placement") == "one-process":
         values["sum_task"] = 0
     fresh = base.fresh and values.get("placement", base.placement) == "lab"

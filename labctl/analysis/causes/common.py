@@ -159,7 +159,9 @@ def phase_s(run: Explained, *phases: str) -> float | None:
     found = [
         row.duration_s
         for row in rows
-        if row.phase in phases and row.node == record.remote.node and row.source == "client"
+        if row.phase in phases
+        and row.node == record.remote.node
+        and row.source in {"client", "log", "probe"}
     ]
     return math.fsum(found) if found else None
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from labctl.analysis.causes.common import (
     LOG_LEVEL,
     Cause,
+    ended_ok,
     error_text,
     gpu_asked,
     has_words,
@@ -16,6 +17,7 @@ from labctl.analysis.causes.common import (
     quoted,
 )
 from labctl.analysis.causes.contact import own
+from labctl.analysis.causes.gpu_signals import client_variable, errors, missing_libraries
 from labctl.analysis.causes.model import Rule, Verdict
 from labctl.node import wire
 
@@ -50,6 +52,8 @@ _LIBRARY_WORDS = (
 _INSTALL_DRIVER = "labctl provision installs the driver; ls /dev/nvidia* on the node"
 _MISMATCH_WORDS = ("does not match dso version", "version mismatch")
 _DRIVER_WORDS = (
+    "nvml shared library not found",  # NVML's own words
+    "driver not loaded",
     "failed call to cuinit",
     "kernel driver does not appear to be running",
     "cuda_error_no_device",
@@ -59,7 +63,9 @@ _DRIVER_WORDS = (
 _OLD_WORDS = ("minimum required cuda capability",)
 _HIDDEN_WORDS = ("hides all gpus from cuda",)
 _MEMORY_WORDS = ("cuda_error_out_of_memory",)
+_OUT_OF_MEMORY = ("resourceexhausted", "out of memory")
 
+OF_SCRIPT = ("a script does not say whether it asks for a GPU", "labctl run --gpu SCRIPT")
 NOT_ASKED = ("no GPU was asked for", "labctl run --gpu on nodes with GPUs")
 
 
@@ -81,13 +87,16 @@ def by_words(run: Explained, cause: Cause, words: tuple[str, ...], remedy: str) 
     if asked is False:
         return cause.not_measured(*NOT_ASKED)
     for check in run.data.record.failed_checks:
-        if check.name == "gpu" and has_words(check.found, *words):
+        if check.name.startswith(("gpu", "cuda")) and has_words(check.found, *words):
             return cause.found(None, [f"labctl check: {check.found}"], remedy=check.do)
     if asked:
         if (line := log_line(run, *words)) is not None:
             return cause.found(None, [quoted(line)], remedy=remedy)
         if (word := has_words(error_text(run), *words)) is not None:
             return cause.found(None, [f"the client's error says: {word}"], remedy=remedy)
+        for node, error in errors(run).items():
+            if has_words(error, *words):
+                return cause.found(None, [f"NVML on {node} said: {error}"], remedy=remedy)
     return None
 
 
@@ -154,6 +163,12 @@ def _libraries_missing(run: Explained) -> Verdict:
     said = by_words(run, cause, _LIBRARY_WORDS, remedy)
     if said is not None:
         return said
+    if gpu_asked(run) and (missing := missing_libraries(run)) and not products_on(run).get("GPU"):
+        return cause.found(
+            None,
+            [f"{', '.join(names)} cannot be opened on {node}" for node, names in missing.items()],
+            remedy=remedy,
+        )
     without = [
         node.name
         for node in run.data.record.nodes
@@ -166,7 +181,7 @@ def _libraries_missing(run: Explained) -> Verdict:
             remedy=remedy,
             confidence="medium",
         )
-    return silent(run, cause) if gpu_asked(run) else cause.not_measured(*_script_gpu())
+    return silent(run, cause) if gpu_asked(run) else cause.not_measured(*OF_SCRIPT)
 
 
 def _driver_mismatch(run: Explained) -> Verdict:
@@ -192,12 +207,14 @@ def _no_driver(run: Explained) -> Verdict:
             [f"no NVIDIA driver is loaded on {', '.join(without)}"],
             remedy=_INSTALL_DRIVER,
         )
+    told = {gpu.driver for node in run.data.record.nodes for gpu in node.gpus if gpu.driver}
     drivers = sorted(
-        {node.versions["driver"] for node in run.data.record.nodes if "driver" in node.versions}
+        told
+        | {node.versions["driver"] for node in run.data.record.nodes if "driver" in node.versions}
     )
     if gpu_asked(run) and len(drivers) > 0:
         return cause.ruled_out(f"driver {', '.join(drivers)} is loaded")
-    return silent(run, cause) if gpu_asked(run) else cause.not_measured(*_script_gpu())
+    return silent(run, cause) if gpu_asked(run) else cause.not_measured(*OF_SCRIPT)
 
 
 def _without_driver(run: Explained) -> list[str]:
@@ -206,7 +223,7 @@ def _without_driver(run: Explained) -> list[str]:
     lacking = {
         node.name
         for node in record.nodes
-        if node.versions.get("tensorflow") and not node.versions.get("driver")
+        if node.versions.get("tensorflow") and not node.versions.get("driver") and not node.gpus
     }
     hello = next((event for event in own(run) if event.kind == wire.HELLO), None)
     if hello is not None and "driver" in hello.data:
@@ -226,7 +243,10 @@ def _hidden(run: Explained) -> Verdict:
     if said is not None:
         return said
     if not gpu_asked(run):
-        return cause.not_measured(*_script_gpu())
+        return cause.not_measured(*OF_SCRIPT)
+    value = client_variable(run, VISIBLE)
+    if value is not None and value.strip() in {"", "-1"}:
+        return cause.found(None, [f"the client had {VISIBLE}={value}"], remedy=remedy)
     if VISIBLE in run.data.record.parameters.environment and not products_on(run).get("GPU"):
         return cause.found(
             None,
@@ -241,18 +261,39 @@ def _memory_taken(run: Explained) -> Verdict:
     remedy = (
         "nvidia-smi --query-compute-apps=pid,used_memory --format=csv names the process: end it"
     )
-    return _worded(run, MEMORY_TAKEN, _MEMORY_WORDS, remedy)
+    said = by_words(run, MEMORY_TAKEN, _MEMORY_WORDS, remedy)
+    if said is not None or not gpu_asked(run):
+        return MEMORY_TAKEN.not_measured(*OF_SCRIPT) if said is None else said
+    known = [(node.name, gpu) for node in run.data.record.nodes for gpu in node.gpus]
+    holders = [
+        f"{each.command or 'a process'} ({each.pid}) held {_mib(each.memory_bytes)} of GPU {gpu.index} on {name} "
+        "before the run"
+        for name, gpu in known
+        for each in gpu.holders
+    ]
+    out = not ended_ok(run) and has_words(error_text(run), *_OUT_OF_MEMORY)
+    if holders and out:
+        return MEMORY_TAKEN.found(
+            None, [f"the client's error says: {out}", *holders], remedy=remedy, confidence="medium"
+        )
+    if known and not holders:
+        return MEMORY_TAKEN.ruled_out(
+            f"0 processes held memory of {len(known)} GPUs before the run"
+        )
+    if holders and ended_ok(run):
+        return MEMORY_TAKEN.ruled_out(f"the run had room beside {len(holders)} processes", *holders)
+    return silent(run, MEMORY_TAKEN)
+
+
+def _mib(size_bytes: int | None) -> str:
+    return "an unknown part" if size_bytes is None else f"{size_bytes / 2**20:.0f} MiB"
 
 
 def _worded(run: Explained, cause: Cause, words: tuple[str, ...], remedy: str) -> Verdict:
     said = by_words(run, cause, words, remedy)
     if said is not None:
         return said
-    return silent(run, cause) if gpu_asked(run) else cause.not_measured(*_script_gpu())
-
-
-def _script_gpu() -> tuple[str, str]:
-    return "a script does not say whether it asks for a GPU", "labctl run --gpu SCRIPT"
+    return silent(run, cause) if gpu_asked(run) else cause.not_measured(*OF_SCRIPT)
 
 
 RULES: tuple[Rule, ...] = (

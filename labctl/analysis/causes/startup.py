@@ -21,8 +21,11 @@ from labctl.analysis.causes.common import (
     warm_s,
 )
 from labctl.analysis.causes.contact import is_open, not_reached
+from labctl.analysis.causes.gpu_compile import PTX_JIT
+from labctl.analysis.causes.gpu_signals import compiles_much, context_s
 from labctl.analysis.causes.graph import CONSTANTS_FOLDED, constants_folded
 from labctl.analysis.causes.model import Rule, Verdict
+from labctl.analysis.cold_start import PHASE_CUBLAS
 from labctl.lab.model import LOOPBACK
 from labctl.node import wire
 
@@ -76,6 +79,7 @@ def _import(run: Explained) -> Verdict:
 def _first_step_setup(run: Explained) -> Verdict:
     cause = FIRST_STEP_SETUP
     extra, warm, wall = first_step_extra_s(run), warm_s(run), wall_s(run)
+    cublas = phase_s(run, PHASE_CUBLAS)
     if extra is None or warm is None or wall is None:
         return cause.not_measured(
             not_reached(run, "a step after its first one")[0]
@@ -87,6 +91,9 @@ def _first_step_setup(run: Explained) -> Verdict:
     owner = _owner_of_first_step(run)
     if owner is not None:
         return cause.ruled_out(f"{told}, counted in {owner}")
+    if cublas is not None:  # which `cublas-load` has
+        extra -= cublas
+        told += f", of which {time_text(cublas)} are cuBLAS's start by the probe"
     if extra < WALL_SHARE * wall:
         return cause.ruled_out(f"{part_text(max(extra, 0.0), wall)}: {told}")
     return cause.found(
@@ -103,6 +110,8 @@ def _owner_of_first_step(run: Explained) -> str | None:
         return CONSTANTS_FOLDED.name
     if log_line(run, *_XLA_WORDS) is not None:
         return XLA_COMPILE.name
+    if gpu_asked(run) and compiles_much(run):
+        return PTX_JIT.name
     return None
 
 
@@ -134,6 +143,8 @@ def _setup_lines(run: Explained) -> list[str]:
 def _server_start(run: Explained) -> Verdict:
     cause, wall = SERVER_START, wall_s(run)
     own = phase_s(run, wire.PHASE_SERVER)
+    if gpu_asked(run) and own is not None and context_s(run) == own:
+        own = 0.0  # the making of its devices, which `cuda-context` has
     waited = phase_s(run, wire.PHASE_PEERS)
     paid = _paid_by_labctl_s(run)
     children = run.data.record.parameters.placement == "one-host"
