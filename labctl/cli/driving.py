@@ -9,10 +9,11 @@ from contextlib import contextmanager
 
 from labctl.cli.runs import store_of
 from labctl.cli.show import print_run
-from labctl.console import say
+from labctl.console import out, out_json, say
 from labctl.drive.interrupts import Interrupts
 from labctl.drive.links import Links, RealOpener
 from labctl.drive.live import RunTail, require_followed, server_lines
+from labctl.drive.plan import RunOptions
 from labctl.drive.session import Session
 from labctl.drive.timing import SystemClock, Timeline, process_age_s
 from labctl.errors import (
@@ -87,6 +88,38 @@ def report(store: RunStore, run_id: str, *, json: bool) -> None:
     """
     record = print_run(store, run_id, json=json, head=False)
     if (error := error_of(record)) is not None:
+        raise error
+
+
+def run_both(lab: str | None, options: RunOptions, pairs: int | None, *, json: bool) -> None:
+    """Run on both devices, print their comparison, then raise what ended a run or kept one from starting.
+
+    Raises:
+        LabctlError: A run could not be started, or did not end ok.
+    """
+    from labctl.drive.pair import DEFAULT_PAIRS, run_pairs
+    from labctl.views.pair import pair_lines, pair_object
+
+    home = Home.find()
+    progress = make_progress(show_output=False)
+    try:
+        paired = run_pairs(
+            home,
+            home.choose(lab),
+            options,
+            DEFAULT_PAIRS if pairs is None else pairs,
+            observer=progress,
+        )
+    finally:
+        progress.close()
+    if json:
+        out_json(pair_object(paired.found))
+    else:
+        out("\n".join(pair_lines(paired.found)))
+    error = paired.error
+    if error is None and paired.failed is not None:
+        error = error_of(paired.failed)
+    if error is not None:
         raise error
 
 

@@ -38,7 +38,15 @@ def run(
         list[str] | None, typer.Argument(metavar="[-- ARGS]", help="Arguments of the script.")
     ] = None,
     gpu: Annotated[
-        bool | None, typer.Option("--gpu/--cpu", help="Device of the products. [default: cpu]")
+        bool,
+        typer.Option(
+            "--gpu", help="Compute on GPUs; with --cpu: on both, in pairs, and compare them."
+        ),
+    ] = False,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Compute on CPUs. [default]")] = False,
+    pairs: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="With --gpu --cpu: runs on each device. [default: 3]"),
     ] = None,
     size: SizeOption = None,
     power: PowerOption = None,
@@ -119,37 +127,44 @@ def run(
     debug: DebugOption = False,  # noqa: ARG001 acts in its callback
 ) -> None:
     """Run the experiment, or a script of your own, on the lab; Ctrl-C cancels it on its node."""
-    from labctl.cli.driving import open_session, report
+    from labctl.cli.driving import open_session, report, run_both
     from labctl.drive.links import RealOpener
     from labctl.drive.plan import RunOptions, make_request
     from labctl.drive.run import run as do_run
+    from labctl.errors import UsageError
 
-    request = make_request(
-        RunOptions(
-            script=script,
-            args=tuple(args or ()),
-            companions=tuple(companions or ()),
-            gpu=gpu,
-            size=size,
-            power=power,
-            algorithm=algorithm,
-            feed=feed,
-            placement=placement,
-            api=api,
-            inter_op=inter_op,
-            repeat=repeat,
-            trace=trace,
-            fresh=fresh,
-            timeout_s=timeout,
-            tags=tuple(tags or ()),
-            detach=detach,
-            fetch=fetch,
-            sum_task=sum_on,
-            soft_placement=soft_placement,
-            environment=tuple(environment or ()),
-            skip_checks=skip_checks,
-        )
+    options = RunOptions(
+        script=script,
+        args=tuple(args or ()),
+        companions=tuple(companions or ()),
+        gpu=True if gpu else False if cpu else None,
+        size=size,
+        power=power,
+        algorithm=algorithm,
+        feed=feed,
+        placement=placement,
+        api=api,
+        inter_op=inter_op,
+        repeat=repeat,
+        trace=trace,
+        fresh=fresh,
+        timeout_s=timeout,
+        tags=tuple(tags or ()),
+        detach=detach,
+        fetch=fetch,
+        sum_task=sum_on,
+        soft_placement=soft_placement,
+        environment=tuple(environment or ()),
+        skip_checks=skip_checks,
     )
+    if gpu and cpu:
+        if show_output:
+            raise UsageError("--show-output does not fit --gpu --cpu", do="leave it out")
+        run_both(lab, options, pairs, json=json)
+        return
+    if pairs is not None:
+        raise UsageError("--pairs is given without --gpu --cpu", do="give both, or leave it out")
+    request = make_request(options)
     with open_session(lab, show_output=show_output) as session:
         request.require_fits(session.lab)
         record = do_run(session, request, RealOpener())

@@ -19,9 +19,9 @@ _SHORT = 0.01
 def compare_lines(found: Comparison) -> list[str]:
     """Return a comparison for a terminal, the row that decides first."""
     lines = [head_line(found)]
-    shown = [row for row in found.rows if _worth_a_line(row, found)]
+    shown = [row for row in found.rows if worth_a_line(row, found)]
     scale = _scale(shown)
-    labels = [_label(row) for row in shown]
+    labels = [row_label(row) for row in shown]
     wide = max((len(label) for label in labels), default=0)
     lines += ["", _columns_line(wide, scale)]
     lines += [_row_line(row, label, wide, scale) for row, label in zip(shown, labels, strict=True)]
@@ -98,7 +98,8 @@ def _s(runs: Sequence[str]) -> str:
     return "" if len(runs) == 1 else "s"
 
 
-def _label(row: Row) -> str:
+def row_label(row: Row) -> str:
+    """Return what a row is of, for people."""
     return f"{row.key.name.replace('_', ' ')} {row.key.where}".strip()
 
 
@@ -108,7 +109,8 @@ def _columns_line(wide: int, scale: float) -> str:
     return f"  {'':<{wide}}  {'A':>9}  {'B':>9}  {'B to A':>8}  {'95 % interval':>17}  {'detects':>7}  {axis}"
 
 
-def _worth_a_line(row: Row, found: Comparison) -> bool:
+def worth_a_line(row: Row, found: Comparison) -> bool:
+    """Return whether a row matters: of each step, different, or a hundredth of the wall time."""
     if row.key.by_step or row is found.decides or row.judgement in {"slower", "faster"}:
         return True
     walls = [each for each in found.rows if each.key.name == "wall"]
