@@ -11,10 +11,10 @@ from labctl.runs.codec import encode
 from labctl.views.terminal import formula
 
 if TYPE_CHECKING:
-    from labctl.analysis.book import Work
     from labctl.analysis.outlook import OnGpu, Outlook
     from labctl.analysis.predict import Prediction
     from labctl.analysis.score import Errors, Score, Scored
+    from labctl.analysis.work import Work
 
 _SHOWN_RUNS = 12
 _NOISE_S = 1e-9

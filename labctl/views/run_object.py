@@ -9,7 +9,7 @@ from typing import Any
 
 from labctl.analysis.explain import explain
 from labctl.analysis.explained import Explained
-from labctl.analysis.model import Edge
+from labctl.analysis.model import Copy, Edge
 from labctl.node import wire
 from labctl.runs.codec import encode
 from labctl.runs.data import load
@@ -102,6 +102,7 @@ def _step_parts(explained: Explained) -> dict[str, Any]:
             for row in (split.rows if split is not None else ())
         ],
         "edges": [edge_object(edge) for edge in (trace.edges if trace is not None else ())],
+        "copies": [copy_object(copy) for copy in (trace.copies if trace is not None else ())],
         "tasks_traced": [
             {
                 "task": task.task,
@@ -109,6 +110,7 @@ def _step_parts(explained: Explained) -> dict[str, Any]:
                 "compute_ms": _ms(task.compute_s * 1e3),
                 "products": sum(task.products.values()),
                 "gflops": None if task.gflops is None else round(task.gflops, 3),
+                "queued_only": task.queued_only,
             }
             for task in (trace.tasks if trace is not None else ())
         ],
@@ -145,6 +147,22 @@ def edge_object(edge: Edge) -> dict[str, Any]:
         "clock_error_ms": None
         if math.isinf(edge.clock_error_s)
         else round(edge.clock_error_s * 1e3, 6),
+    }
+
+
+def copy_object(copy: Copy) -> dict[str, Any]:
+    """Return a copy between host and GPU as plain data, times in milliseconds."""
+    return {
+        "kind": copy.kind,
+        "tensor": copy.tensor,
+        "bytes": copy.size_bytes,
+        "task": copy.task,
+        "device": copy.device,
+        "host_memory": copy.host_memory or None,
+        "queued_ms": _ms(None if copy.queued_s is None else copy.queued_s * 1e3),
+        "start_ms": _ms(copy.start_s * 1e3),
+        "duration_ms": _ms(copy.duration_s * 1e3),
+        "mb_per_s": None if copy.mb_per_s is None else round(copy.mb_per_s, 3),
     }
 
 

@@ -1,4 +1,4 @@
-"""Counters of a trace: what processes and nodes used between two readings. Pure."""
+"""Counters of a trace: what processes, nodes and GPUs used. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from labctl.analysis.gpus import GpuUse, read
 from labctl.node import wire
 from labctl.runs.events import Event
 
@@ -21,7 +22,7 @@ class Reading:
     """A value that a counter has from a moment on.
 
     Attributes:
-        whose: `client`, `join-server task:1` or `node`.
+        whose: `client`, `join-server task:1`, `node` or a GPU.
         figure: What is counted, with its unit.
         unix_s: When, Unix time on the node's clock.
         value: In that unit.
@@ -61,6 +62,22 @@ def readings(events: Sequence[Event], process: str, *, node: bool) -> Iterator[R
         rates = ((one.t_s, figure(one, two)) for one, two in pairwise(usage))
         yield from _told(whose, name, rates, ended if whose == process else None)
     yield from _told(process, "memory MB", ((one.t_s, _memory_mb(one)) for one in usage), ended)
+    if node:
+        yield from _of_gpus(events, ended)
+
+
+def _of_gpus(events: Sequence[Event], ended: float | None) -> Iterator[Reading]:
+    """Yield what NVML said of each GPU of the process's node; a client that has ended reads no more."""
+    told = read("", events)
+    uses = () if told is None else told.use
+    for index in sorted({use.index for use in uses}):
+        own = [use for use in uses if use.index == index]
+        for name, figure in _GPU_FIGURES.items():
+            last: Reading | None = None
+            for last in _told(f"GPU {index}", name, ((u.unix_s, figure(u)) for u in own), None):
+                yield last
+            if last is not None and ended is not None and ended > last.unix_s:
+                yield Reading(last.whose, name, ended, last.value)
 
 
 def _told(
@@ -79,6 +96,21 @@ def _told(
 def _memory_mb(event: Event) -> float | None:
     rss_bytes = event.whole("rss_bytes")
     return rss_bytes / 1e6 if rss_bytes is not None and 0 <= rss_bytes < 2**63 else None
+
+
+def _scaled(value: float | None, by: float) -> float | None:
+    return None if value is None else value * by
+
+
+_GPU_FIGURES: dict[str, Callable[[GpuUse], float | None]] = {
+    "busy %": lambda use: use.utilisation_percent,
+    "clock MHz": lambda use: use.sm_clock_mhz,
+    "memory clock MHz": lambda use: use.memory_clock_mhz,
+    "memory MB": lambda use: _scaled(use.memory_used_bytes, 1e-6),
+    "power W": lambda use: use.power_w,
+    "temperature °C": lambda use: use.temperature_c,
+    "held down": lambda use: None if use.throttle is None else float(bool(use.held_down)),
+}
 
 
 def _share(field: str) -> _Figure:

@@ -12,7 +12,7 @@ from typing import Any
 from labctl.analysis.clock import Clocks
 from labctl.analysis.explained import Explained
 from labctl.analysis.ledger import client_spans, process_spans
-from labctl.analysis.model import Edge, OpRun, StepTrace
+from labctl.analysis.model import Copy, Edge, OpRun, StepTrace
 from labctl.analysis.steps import Step
 from labctl.analysis.trace import task_nodes
 from labctl.node import wire
@@ -35,7 +35,7 @@ from labctl.views.trace_events import Event as TraceEvent
 CLIENT = "client"
 
 _FAR_S = 86_400.0  # what lies further from the run than this is an absurd clock's
-_MARKS = frozenset({wire.PEER, wire.NOTE, wire.ERROR, wire.RESULT, wire.READY})
+_MARKS = frozenset({wire.PEER, wire.NOTE, wire.ERROR, wire.RESULT, wire.READY, wire.KERNEL_CACHE})
 
 
 def write_trace(explained: Explained, file: Path) -> tuple[int, int]:
@@ -255,12 +255,36 @@ class TraceExport:
             if process is None:
                 self.left_out += 1
                 continue
+            if run.device.endswith(">"):
+                continue  # a copy, which has a track of its own
             bar = self._bar(run.name, start_s + run.start_s, run.duration_s, "op", _op_args(run))
             yield from process.track(f"task:{run.task} {run.device}").put([bar])
         for edge in sorted(
             trace.edges, key=lambda each: (_asked_s(each), each.tensor, each.target)
         ):
             yield from self._transfer(edge, start_s, nodes)
+        for copy in trace.copies:
+            yield from self._copy(copy, start_s, nodes)
+
+    def _copy(self, copy: Copy, start_s: float, nodes: dict[int, str]) -> Iterator[TraceEvent]:
+        """Yield a copy between host and GPU: where the host queued it, the copy itself, an arrow between them."""
+        process = self._nodes.get(nodes.get(copy.task, ""))
+        if process is None:
+            self.left_out += 1
+            return
+        name, args = f"{copy.kind} {copy.tensor}".strip(), _copy_args(copy)
+        way = self._bar(name, start_s + copy.start_s, copy.duration_s, copy.kind, args)
+        track = f"task:{copy.task} {copy.kind} {copy.device}"
+        copied = list(process.track(track).put([way]))
+        if copy.queued_s is not None and copy.queued_s <= copy.start_s:
+            wait_s = copy.start_s - copy.queued_s
+            queued = self._bar(f"{name} queued", start_s + copy.queued_s, wait_s, "wait", args)
+            waits = list(process.track(f"task:{copy.task} queues for {copy.device}").put([queued]))
+            yield from waits
+            yield from copied
+            yield from arrow(next(self._arrows), name, copy.kind, waits[-1], copied[-1])
+        else:
+            yield from copied
 
     def _transfer(self, edge: Edge, start_s: float, nodes: dict[int, str]) -> Iterator[TraceEvent]:
         """Yield a transfer: its wait and its way on the receiver's side, its way on the sender's, an arrow."""
@@ -323,6 +347,18 @@ def _op_args(run: OpRun) -> dict[str, Any]:
     return {"op": run.op, "task": run.task, "device": run.device, "inputs": list(run.inputs)}
 
 
+def _copy_args(copy: Copy) -> dict[str, Any]:
+    """Return what a click on a copy shows; a figure that is not known is left out."""
+    args = {
+        "tensor": copy.tensor or None,
+        "size_bytes": copy.size_bytes,
+        "host_memory": copy.host_memory or None,
+        "copy_ms": round(copy.duration_s * 1e3, 6),
+        "mb_per_s": None if copy.mb_per_s is None else round(copy.mb_per_s, 3),
+    }
+    return {key: value for key, value in args.items() if value is not None}
+
+
 def _edge_args(edge: Edge) -> dict[str, Any]:
     """Return what a click on a transfer shows; a figure that is not known is left out."""
     args = {
@@ -347,6 +383,8 @@ def _mark_name(event: Event) -> str:
         return f"peer task:{event.data.get('peer_task')} {event.text('state')}"
     if event.kind == wire.RESULT:
         return "result ok" if event.flag("ok") else "result wrong"
+    if event.kind == wire.KERNEL_CACHE:
+        return f"kernel cache: {event.data.get('files')} files ({event.text('when')})"
     told = event.text("message") or event.text("text")
     return f"{event.kind}: {told}"[:200] if told else event.kind
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from labctl.analysis.cold_start import PHASE_COMPILE, PHASE_CUBLAS, PHASE_GPU_CONTEXT
 from labctl.analysis.ledger import (
     LABCTL,
     PHASE_CONNECT,
@@ -29,6 +30,12 @@ _GROUPS: dict[str, tuple[str, ...]] = {
     "reach the lab": ("startup", "inventory", "connect"),
     "push, start": ("push", "start"),
     "interpreter, peers": (wire.PHASE_INTERPRETER, wire.PHASE_PEERS),
+    "GPU's start": (
+        wire.PHASE_GPU_WAKE,
+        wire.PHASE_GPU_LIBRARIES,
+        PHASE_GPU_CONTEXT,
+        PHASE_CUBLAS,
+    ),
     "import tensorflow": (wire.PHASE_IMPORT_NUMPY, wire.PHASE_IMPORT_TENSORFLOW),
     "server, graph, inputs": (
         wire.PHASE_SERVER,
@@ -38,7 +45,14 @@ _GROUPS: dict[str, tuple[str, ...]] = {
         wire.PHASE_INPUTS,
         wire.PHASE_STAGE,
     ),
-    "first step": (PHASE_CONNECT, PHASE_GRAPH_SETUP, PHASE_FIRST_RUN, wire.PHASE_FIRST_STEP),
+    "first step": (
+        wire.PHASE_DEVICES,
+        PHASE_CONNECT,
+        PHASE_GRAPH_SETUP,
+        PHASE_COMPILE,
+        PHASE_FIRST_RUN,
+        wire.PHASE_FIRST_STEP,
+    ),
     "warm steps": (wire.PHASE_WARM_STEPS,),
     "extra steps": (wire.PHASE_TRACED_STEP, wire.PHASE_PROBES),
     "end, collect": (PHASE_EXIT, "notice", "collect"),

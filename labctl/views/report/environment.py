@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from labctl.analysis.explained import Explained
+from labctl.analysis.gpus import GpuFacts, NodeGpus
 from labctl.node import wire
+from labctl.runs.gpus import CudaState, GpuState
 from labctl.runs.record import NodeFacts, RunRecord, ServerState
 from labctl.views.report.numbers import NOT_MEASURED, duration, fixed, size
 
@@ -47,8 +51,13 @@ class GraphFacts:
     ops: tuple[tuple[str, int], ...]
 
 
-def fact_rows(record: RunRecord) -> list[FactRow]:
-    """Return the facts of the nodes, in the record's order of nodes."""
+def fact_rows(record: RunRecord, gpus: Sequence[NodeGpus] = ()) -> list[FactRow]:
+    """Return the facts of the nodes, in the record's order of nodes.
+
+    Args:
+        record: The run's.
+        gpus: What processes of the run told of their nodes' GPUs.
+    """
     nodes = record.nodes
     rows = [
         FactRow("task", "", tuple(f"/job:local/task:{node.task}" for node in nodes)),
@@ -61,6 +70,7 @@ def fact_rows(record: RunRecord) -> list[FactRow]:
         if name in known
     ]
     rows += [
+        *_gpu_rows(record, gpus),
         _row("CPU", [node.cpu_model for node in nodes]),
         _row("CPUs", [_whole(node.cpus) for node in nodes], "cpus"),
         _row("CPU limit", [_limit(node) for node in nodes], "cpu_limit"),
@@ -69,6 +79,71 @@ def fact_rows(record: RunRecord) -> list[FactRow]:
         _row("boot", [node.boot_id[:8] for node in nodes], equal=False),
     ]
     return rows
+
+
+def _gpu_rows(record: RunRecord, gpus: Sequence[NodeGpus]) -> list[FactRow]:
+    """Return the facts of the nodes' GPUs; none where no node has any and none was looked for."""
+    told = {each.node: each for each in gpus}
+    devices: list[tuple[GpuState | GpuFacts, ...]] = []
+    for node in record.nodes:
+        mine = told.get(node.name)
+        devices.append(node.gpus or (mine.devices if mine is not None else ()))
+    cuda = [node.cuda for node in record.nodes]
+    if not any(devices) and not any(cuda) and not told:
+        return []
+
+    def each(say: Callable[[GpuState | GpuFacts], str]) -> list[str]:
+        return [", ".join(dict.fromkeys(filter(None, map(say, mine)))) for mine in devices]
+
+    rows = [
+        _row(
+            "GPU",
+            [_named(mine, told.get(n.name)) for mine, n in zip(devices, record.nodes, strict=True)],
+        ),
+        _row("GPU memory", each(lambda gpu: _size(gpu.memory_bytes)), "gpu_memory_size"),
+        _row("compute capability", each(lambda gpu: gpu.compute_capability)),
+        _row("GPU driver", each(lambda gpu: gpu.driver)),
+        _row("persistence mode", each(lambda gpu: _switch(gpu.persistence))),
+    ]
+    if any(cuda):
+        rows += [
+            _row(
+                "CUDA targets of the wheel", [" ".join(c.capabilities) if c else "" for c in cuda]
+            ),
+            _row("first run compiles", [_yes(c.compiles) if c else "" for c in cuda], equal=False),
+            _row(
+                "CUDA libraries missing",
+                [(", ".join(c.missing) or "none") if c else "" for c in cuda],
+            ),
+            _row("kernel cache", [_cache(c) if c else "" for c in cuda], equal=False),
+        ]
+    return rows
+
+
+def _named(devices: Sequence[GpuState | GpuFacts], told: NodeGpus | None) -> str:
+    """Return the GPUs of a node in words; what NVML said instead where it did not answer."""
+    if not devices:
+        return told.error if told is not None else ""
+    counts = Counter(each.name or "unnamed" for each in devices)
+    return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items())
+
+
+def _size(value: float | None) -> str:
+    return "" if value is None else size(value)
+
+
+def _switch(value: bool | None) -> str:
+    return "" if value is None else "on" if value else "off"
+
+
+def _yes(value: bool | None) -> str:
+    return "" if value is None else "yes" if value else "no"
+
+
+def _cache(cuda: CudaState) -> str:
+    if cuda.cache_files is None:
+        return f"{cuda.cache_path}, cannot be read" if cuda.cache_path else ""
+    return f"{cuda.cache_path}: {cuda.cache_files} files, {size(cuda.cache_bytes)}"
 
 
 def server_rows(record: RunRecord) -> list[FactRow]:

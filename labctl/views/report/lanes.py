@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from labctl.analysis.cold_start import PHASE_COMPILE, PHASE_CUBLAS, PHASE_GPU_CONTEXT
 from labctl.analysis.ledger import PHASE_CONNECT, PHASE_FIRST_RUN, PHASE_GRAPH_SETUP, WARM
 from labctl.analysis.node_ledgers import SERVER
 from labctl.analysis.server_time import WAITING
@@ -18,9 +19,11 @@ _LETTER = 0.62  # percent of the axis that one letter of a label takes on a scre
 KIND_NAMES = {
     "own": "labctl and systemd",
     "start": "interpreter and imports",
+    "gpu": "a GPU's start",
     "build": "server, graph, session, inputs",
     "cold": "first step",
     "warm": "warm steps, or the script",
+    "copy": "copies between host and GPU",
     "wire": "transfers",
     "client": "dispatch and fetch",
     "extra": "traced and probe steps",
@@ -32,6 +35,12 @@ _KINDS = {
     wire.PHASE_IMPORT_NUMPY: "start",
     wire.PHASE_IMPORT_TENSORFLOW: "start",
     wire.PHASE_PEERS: "wait",
+    wire.PHASE_GPU_WAKE: "gpu",
+    wire.PHASE_GPU_LIBRARIES: "gpu",
+    PHASE_GPU_CONTEXT: "gpu",
+    PHASE_CUBLAS: "gpu",
+    PHASE_COMPILE: "cold",
+    wire.PHASE_DEVICES: "cold",
     wire.PHASE_SERVER: "build",
     wire.PHASE_GRAPH: "build",
     wire.PHASE_SESSION: "build",
@@ -50,6 +59,7 @@ _KINDS = {
 }
 _WARM_KINDS = {
     "compute": "warm",
+    "copy": "copy",
     "transfer": "wire",
     "wait": "wait",
     "dispatch": "client",

@@ -129,6 +129,11 @@ METRICS: dict[str, Metric] = {
     "clock_error": Metric(
         "clock bound", "ms", "Bound of the error of `answered` against the receiver's stamps."
     ),
+    # Copies
+    "queued": Metric("queued", "ms", "When the host put the copy into the GPU's stream."),
+    "copy_start": Metric("began", "ms", "When the copy began on the GPU, by CUPTI."),
+    "copy_time": Metric("copy time", "ms", "From the copy's begin to its end, by CUPTI."),
+    "copy_rate": Metric("rate", "MB/s", "Size over copy time, 10⁶ bytes a second."),
     # Utilisation
     "cpu": Metric(
         "CPU", "%", "CPU time of the process over wall time; 100 % is one CPU kept busy."
@@ -143,6 +148,18 @@ METRICS: dict[str, Metric] = {
     "rss": Metric("memory", "MB", "Resident memory of the process, 10⁶ bytes."),
     "received": Metric("received", "MB/s", "By the node's interfaces without loopback."),
     "sent": Metric("sent", "MB/s", "By the node's interfaces without loopback."),
+    # GPUs
+    "gpu_busy": Metric(
+        "GPU busy", "%", "Part of NVML's last sample period in which a kernel ran, whosever."
+    ),
+    "gpu_clock": Metric("GPU clock", "MHz", "Clock of the multiprocessors."),
+    "gpu_memory_clock": Metric("memory clock", "MHz", "Clock of the GPU's memory."),
+    "gpu_memory": Metric("GPU memory in use", "MB", "By all processes, 10⁶ bytes."),
+    "gpu_power": Metric("GPU power", "W", "Drawn by the device."),
+    "gpu_temperature": Metric("GPU temperature", "°C", "Of the chip."),
+    "gpu_held": Metric(
+        "clock held down", "%", "100 % where NVML named a reason other than rest or a set clock."
+    ),
     # Baseline
     "link_rate": Metric("throughput", "MB/s", "One TCP stream, as the receiver of iperf3 saw it."),
     "rtt": Metric("round trip", "ms", "Median round trip of a TCP message of one byte."),
@@ -152,6 +169,15 @@ METRICS: dict[str, Metric] = {
     ),
     "peak_size": Metric("L", "", "Rows of the square matrices of the product that was measured."),
     "threads": Metric("threads", "", "CPUs that the product could use."),
+    "gpu_wake": Metric("wake-up", "s", "cuInit of the probe: the driver wakes the device."),
+    "gpu_context": Metric("context", "s", "Making the device's primary context."),
+    "gpu_libraries": Metric("cuBLAS opened", "s", "Opening the library."),
+    "gpu_handle": Metric("handle", "s", "cublasCreate."),
+    "gpu_first": Metric("first product", "ms", "The first product, which loads its kernel."),
+    "gpu_warm": Metric("warm product", "ms", "Median of later products."),
+    "gpu_peak": Metric("GPU peak", "GFLOP/s", "2 L³ over the time of a warm product, float32."),
+    "gpu_h2d": Metric("to the GPU", "MB/s", "One L x L matrix from page-locked memory, median."),
+    "gpu_d2h": Metric("from the GPU", "MB/s", "One L x L matrix to page-locked memory, median."),
     # The lab
     "lab_start": Metric("start", "s", "After the start of `labctl up` or `labctl provision`."),
     "lab_duration": Metric("duration", "s", "Time that this part of the lab's making took."),
@@ -160,6 +186,7 @@ METRICS: dict[str, Metric] = {
     ),
     "cpus": Metric("CPUs", "", "CPUs that a process may use on the node."),
     "cpu_limit": Metric("CPU limit", "CPUs", "CPU time that its control groups grant, if any."),
+    "gpu_memory_size": Metric("GPU memory", "", "Memory of each GPU of the node."),
     "load": Metric("load", "", "Load average of the node over the last minute before the run."),
     # Clocks
     "offset": Metric("offset", "ms", "The node's clock minus labctl's in the middle of the run."),

@@ -14,6 +14,7 @@ from markupsafe import Markup
 from labctl import __version__
 from labctl.analysis.causes.model import Verdict
 from labctl.analysis.explained import Explained
+from labctl.analysis.gpus import node_gpus
 from labctl.console import safe_text
 from labctl.node import wire
 from labctl.runs.events import Event
@@ -21,6 +22,7 @@ from labctl.runs.record import RunRecord
 from labctl.views.report import (
     causes,
     environment,
+    gpu_use,
     lanes,
     numbers,
     reproduce,
@@ -45,7 +47,7 @@ def render(explained: Explained, verdicts: Iterable[Verdict], state: str) -> str
     record = explained.data.record
     style, script = _asset("style.css"), _asset("script.js")
     tables = waterfall.ledger_tables(explained)
-    series = usage.usage_series(explained.data)
+    series = usage.usage_series(explained.data) + gpu_use.gpu_series(explained.data)
     return (
         _templates()
         .get_template("page.html.j2")
@@ -68,9 +70,10 @@ def render(explained: Explained, verdicts: Iterable[Verdict], state: str) -> str
             split=traced.split_parts(explained.split) if explained.split else [],
             trace_chart=traced.trace_chart(explained.trace) if explained.trace else None,
             edges=traced.longest_edges(explained.trace) if explained.trace else [],
+            copies=traced.longest_copies(explained.trace) if explained.trace else [],
             usage=_grouped(series),
             lab_charts=waterfall.lab_charts(record.lab_phases),
-            facts=environment.fact_rows(record),
+            facts=environment.fact_rows(record, node_gpus(explained.data)),
             servers=environment.server_rows(record),
             graph=environment.graph_facts(explained),
             asked=environment.asked(record),

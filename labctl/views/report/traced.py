@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from labctl.analysis.model import Edge, OpRun, SplitRow, StepSplit, StepTrace
+from labctl.analysis.model import Copy, Edge, OpRun, SplitRow, StepSplit, StepTrace, TaskTrace
 from labctl.views.report.lanes import Bar, Chart, Lane, chart, packed
 from labctl.views.report.numbers import duration, percent, size
 
@@ -18,6 +18,7 @@ _MOST_WAITS = 12  # tensors a task received: of more, only their time on the wir
 OP_NAMES = {
     "product": "matrix products",
     "op": "other ops",
+    "copy": "copies between host and GPU",
     "small": "many short ops",
     "wait": "waiting for the sender",
     "wire": "on the wire",
@@ -26,6 +27,7 @@ OP_NAMES = {
 SPLIT_KINDS = {
     "dispatch": "client",
     "compute": "product",
+    "copy": "copy",
     "transfer": "wire",
     "wait": "wait",
     "fetch": "client",
@@ -60,7 +62,9 @@ def trace_chart(trace: StepTrace) -> Chart | None:
         mine = [op for op in trace.ops if op.task == task.task]
         for device in dict.fromkeys(op.device for op in mine):
             bars, rows = _op_bars([op for op in mine if op.device == device], task.node, end_ms)
-            lanes.append(Lane(f"task:{task.task}", f"{task.node} {device}", bars, rows))
+            lanes.append(
+                Lane(f"task:{task.task}", f"{task.node} {_lane_name(device, task)}", bars, rows)
+            )
         edges = [edge for edge in trace.edges if edge.target == task.task]
         if edges:
             bars, rows = _edge_bars(edges, task.node)
@@ -95,6 +99,12 @@ def longest_edges(trace: StepTrace) -> list[Edge]:
     return sorted(by_time[:MOST_EDGES], key=lambda each: each.arrived_s)
 
 
+def longest_copies(trace: StepTrace) -> list[Copy]:
+    """Return the copies between host and GPU that took longest, at most `MOST_EDGES`, by start."""
+    by_time = sorted(trace.copies, key=lambda each: -each.duration_s)
+    return sorted(by_time[:MOST_EDGES], key=lambda each: each.start_s)
+
+
 def _client_lane(trace: StepTrace) -> Lane:
     parts = (
         ("dispatch", 0.0, trace.dispatch_s),
@@ -121,7 +131,7 @@ def _op_bars(ops: Sequence[OpRun], node: str, end_ms: float) -> tuple[tuple[Bar,
             node=node,
             start=op.start_s * 1e3,
             length=op.duration_s * 1e3,
-            kind="product" if op.op == "MatMul" else "op",
+            kind=_kind(op),
             source="TensorFlow",
             note=op.op,
         )
@@ -129,6 +139,22 @@ def _op_bars(ops: Sequence[OpRun], node: str, end_ms: float) -> tuple[tuple[Bar,
     ]
     bars += _merged([op for op in ops if id(op) not in alone], node, column_ms)
     return packed(bars, _MOST_ROWS)
+
+
+def _lane_name(device: str, task: TaskTrace) -> str:
+    """Return a lane's name: a GPU's own rows tell when ops were queued, its streams' when they ran."""
+    is_gpu = device.startswith("GPU:")
+    if is_gpu and "/" not in device:
+        return f"{device}, queued" + (" (no GPU trace)" if task.queued_only else "")
+    return device
+
+
+def _kind(op: OpRun) -> str:
+    if op.device.endswith((">", "/memcpy")):
+        return "copy"
+    if op.device.endswith("/sync"):
+        return "wait"
+    return "product" if op.op == "MatMul" else "op"
 
 
 def _merged(ops: Sequence[OpRun], node: str, column_ms: float) -> list[Bar]:

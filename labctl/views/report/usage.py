@@ -38,10 +38,11 @@ class Series:
 
     Attributes:
         node: Node name.
-        who: `client` or `join server`.
+        who: `client`, `join server` or a GPU.
         metric: Key of `metrics.METRICS`.
         samples: In order; gaps are gaps.
         top: Value at the top of its plot.
+        note: What is said of it instead of mean and highest value.
     """
 
     node: str
@@ -49,6 +50,7 @@ class Series:
     metric: str
     samples: tuple[Sample, ...]
     top: float
+    note: str = ""
 
     def path(self, wall_s: float | None) -> str:
         """Return the area below the samples as the data of an SVG path in a box of 1000 by 100.
@@ -82,7 +84,7 @@ class Series:
     @property
     def summary(self) -> str:
         """Mean and highest value, in words."""
-        return f"mean {figure(self.mean)}, highest {figure(self.peak)}"
+        return self.note or f"mean {figure(self.mean)}, highest {figure(self.peak)}"
 
 
 def usage_series(data: RunData) -> list[Series]:
@@ -97,7 +99,7 @@ def usage_series(data: RunData) -> list[Series]:
     found = []
     for node, who, events in sources:
         for metric, rate in _RATES.items():
-            samples = _coarse(_samples(events, node, clocks, data.record.wall_s, rate))
+            samples = coarse(_samples(events, node, clocks, data.record.wall_s, rate))
             if samples:
                 top = max(_LEAST_TOP.get(metric, 0.0), *(each.value for each in samples))
                 found.append(Series(node, who, metric, samples, top or 1.0))
@@ -123,7 +125,7 @@ def _samples(
             yield Sample(max(0.0, end_s - took_s), min(end_s, last_s), value)
 
 
-def _coarse(samples: Iterable[Sample]) -> tuple[Sample, ...]:
+def coarse(samples: Iterable[Sample]) -> tuple[Sample, ...]:
     """Return samples, neighbours averaged by time where there are more than a screen shows."""
     listed = list(samples)
     share = -(-len(listed) // _MOST_SAMPLES)
