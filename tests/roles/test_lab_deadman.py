@@ -51,6 +51,7 @@ class FakeNode(deadman.Node):  # type: ignore[misc]
                 runs=root / "runs",
                 motd=root / "motd",
                 scheduled=root / "scheduled",
+                boot=root / "boot/id",
             )
         )
         self.places.runs.mkdir()
@@ -402,6 +403,20 @@ class TestFaults:
         node.passes(deadman.TICK_S)
         watch.look()
         assert len(node.off_at) == 2
+
+
+class TestBootName:
+    def test_stays_until_run_is_emptied(self, node: FakeNode) -> None:
+        first = node.boot_id()
+        assert first
+        assert deadman.Node(node.places).boot_id() == first
+        node.places.boot.unlink()
+        assert node.boot_id() != first
+
+    def test_empty_file_is_given_anew(self, node: FakeNode) -> None:
+        node.places.boot.parent.mkdir()
+        node.places.boot.write_text("")
+        assert node.boot_id() == node.boot_id() != ""
 
 
 class TestStatus:

@@ -29,6 +29,7 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,6 +61,7 @@ class Places:
         runs: Directories of runs.
         motd: Line for the next login.
         scheduled: systemd's own scheduled shutdown.
+        boot: Name of this boot. The kernel's own is another one inside of a sandbox where a container has its own.
     """
 
     config: Path = Path("/etc/lab-deadman.json")
@@ -67,6 +69,7 @@ class Places:
     runs: Path = Path("/var/lib/labctl/runs")
     motd: Path = Path("/run/motd.d/60-lab-deadman")
     scheduled: Path = Path("/run/systemd/shutdown/scheduled")
+    boot: Path = Path("/run/lab-deadman/boot")
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class Instant:
     Attributes:
         unix_s: Wall clock.
         boot_s: Clock since boot, sleep included; nobody can set it.
-        boot_id: The kernel's name of this boot.
+        boot_id: Name of this boot.
     """
 
     unix_s: float
@@ -243,8 +246,23 @@ class Node:
 
     def now(self) -> Instant:
         """Return this moment."""
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return Instant(time.time(), time.clock_gettime(time.CLOCK_BOOTTIME), boot_id)
+        return Instant(time.time(), time.clock_gettime(time.CLOCK_BOOTTIME), self.boot_id())
+
+    def boot_id(self) -> str:
+        """Return the name of this boot, given at the first question after it.
+
+        Raises:
+            OSError: It can be neither read nor given.
+        """
+        path = self.places.boot
+        with contextlib.suppress(FileNotFoundError):
+            if found := path.read_text().strip():
+                return found
+        path.parent.mkdir(exist_ok=True)
+        part = path.with_name(f"{path.name}.{os.getpid()}")
+        part.write_text(f"{uuid.uuid4()}\n")
+        part.replace(path)
+        return path.read_text().strip()
 
     def booted_unix_s(self) -> float:
         """Return when process 1 began: in a container the kernel's boot is the host's."""
