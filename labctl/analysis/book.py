@@ -1,115 +1,48 @@
-"""What is to be foreseen, and the constants for it, looked up in the facts of earlier runs. Pure."""
+"""The constants for what is to be foreseen, looked up in the facts of earlier runs and in baselines. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from labctl.analysis.constants import NOTHING, Figure, Range, RunFacts, figure, largest
+from labctl.analysis.work import Work, device_of, work_or_like
 from labctl.errors import RecordError
-from labctl.runs.baseline import Baseline
-from labctl.runs.record import Parameters
+from labctl.runs.baseline import Baseline, GpuBaseline
 
 FAR = 1.5  # a size that differs by more than this factor from what was measured is told
 _LEAST = 1e-12  # of a difference that noise turned round
 SamplesOf = Callable[[RunFacts], Sequence[float]]
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What is to be foreseen.
-
-    Attributes:
-        size: L.
-        power: n.
-        algorithm: How the power is formed.
-        feed: `fed` or `staged`.
-        placement: `lab`, `one-host` or `one-process`.
-        tasks: Matrices.
-        inter_op: Threads of task 0's inter-op pool, None for TensorFlow's default: one a CPU.
-        repeat: Warm steps.
-        fetch: `sum` or `none`.
-        trace: Traced and probe steps follow.
-        command: It is a command of its own, not part of a batch.
-    """
-
-    size: int = 1000
-    power: int = 5
-    algorithm: str = "chain"
-    feed: str = "fed"
-    placement: str = "lab"
-    tasks: int = 2
-    inter_op: int | None = 2
-    repeat: int = 10
-    fetch: str = "sum"
-    trace: bool = True
-    command: bool = True
-
-    @property
-    def products(self) -> int:
-        """Products that one task forms in a step."""
-        if self.algorithm == "listing":
-            return self.power
-        if self.algorithm == "squaring":
-            return self.power.bit_length() + self.power.bit_count() - 2
-        return self.power - 1
-
-    @property
-    def gflop(self) -> float:
-        """2 p L^3 / 10^9, of one task."""
-        return 2 * self.products * self.size**3 / 1e9
-
-    @property
-    def matrix_mb(self) -> float:
-        """Bytes of one matrix / 10^6."""
-        return 4 * self.size**2 / 1e6
-
-
-def work_of(parameters: Parameters, tasks: int, *, command: bool = True) -> Work | str:
-    """Return the work of a run, or why the model does not hold for it."""
-    if parameters.experiment != "matpow":
-        return "script"
-    if parameters.device != "cpu":
-        return "gpu"
-    if parameters.api != "session":
-        return str(parameters.api)
-    if parameters.feed not in {"fed", "staged"}:
-        return f"feed {parameters.feed}"
-    if parameters.sum_task not in {None, 0}:
-        return "sum on another task"
-    if (
-        not parameters.size
-        or not parameters.power
-        or min(parameters.size, parameters.power, tasks) < 1
-    ):
-        return "size or power unknown"
-    return Work(
-        size=parameters.size,
-        power=parameters.power,
-        algorithm=parameters.algorithm or "chain",
-        feed=parameters.feed,
-        placement=parameters.placement or "lab",
-        tasks=tasks,
-        inter_op=parameters.inter_op,
-        repeat=parameters.repeat or 0,
-        fetch=parameters.fetch or "sum",
-        trace=parameters.trace,
-        command=command,
-    )
-
-
 class Book:
-    """Looks constants up in the runs and keeps which were used.
+    """Looks constants up in the runs of one device type and keeps which were used.
+
+    Where no GPU run has measured a constant that does not depend on the device, CPU runs stand in.
 
     Args:
-        facts: The runs.
-        product: A task's products of one step, if they are not those of the lab's CPUs.
+        facts: The runs, of any device type.
+        product: A task's products of one step, if they are not those of the lab's own devices.
+        device: `cpu` or `gpu`.
+        baseline: The lab's own, which is newer than those of its runs.
     """
 
-    def __init__(self, facts: Sequence[RunFacts], product: Range | None = None) -> None:
-        self.facts = facts
+    def __init__(
+        self,
+        facts: Sequence[RunFacts],
+        product: Range | None = None,
+        *,
+        device: str = "cpu",
+        baseline: Baseline | None = None,
+    ) -> None:
+        kinds = [(device_of(each.parameters), each) for each in facts]
+        self.own = [each for kind, each in kinds if kind == device]
+        self.lent = [each for kind, each in kinds if device == "gpu" and kind == "cpu"]
         self.product = product
+        self._device = device
+        known = (each.baseline for each in reversed(facts))
+        self._baselines = [each for each in (baseline, *known) if each is not None]
+        self._names = _names(facts, self._baselines)
         self.used: dict[str, Figure] = {}
         self._notes: dict[str, None] = {}
         self._samples: dict[str, dict[int, list[float]]] = {}
@@ -119,6 +52,11 @@ class Book:
     def notes(self) -> tuple[str, ...]:
         """What could not be known, one line each."""
         return tuple(self._notes)
+
+    @property
+    def facts(self) -> Sequence[RunFacts]:
+        """The runs of the device type; those that stand in for them where there are none."""
+        return self.own or self.lent
 
     def note(self, text: str) -> None:
         """Keep a note, once."""
@@ -140,6 +78,8 @@ class Book:
         if self.product is not None:
             return self.product
         node = self._node(task)
+        if self._device == "gpu":
+            return self._gpu_compute(work, task)
         name = f"products on {node}"
         found = self._nearest(
             name, "GFLOP/s", "traced steps", work.size,
@@ -155,18 +95,105 @@ class Book:
             raise no_constants(f"the rate of products on {node}")
         return self.keep(found).time_of(work.gflop)
 
+    def _gpu_compute(self, work: Work, task: int) -> Range:
+        """Return the time of one task's products on its GPU, no less than launching them takes.
+
+        Raises:
+            RecordError: Neither a traced GPU run nor the probe has their rate.
+        """
+        rate = self.keep(self.gpu_rate(work, task))
+        gpu = self.gpu(task)
+        least_s = work.products * (gpu.launch_s or 0.0) if gpu is not None else 0.0
+        return largest((rate.time_of(work.gflop), Range(least_s, least_s, least_s)))
+
+    def gpu_rate(self, work: Work, task: int) -> Figure:
+        """Return the rate of products on a task's GPU, GFLOP/s.
+
+        Raises:
+            RecordError: Neither a traced GPU run nor the probe has it.
+        """
+        node = self._node(task)
+        name = f"GPU products on {node}"
+        found = self._nearest(
+            name, "GFLOP/s", "traced GPU steps", work.size,
+            lambda run: run.gflops.get(task, ()) if _in_lab(run) else (), lent=False,
+        )  # fmt: skip
+        if found is not None:
+            return found
+        gpu = self._gpu_of(task)
+        if distance(gpu.size, work.size) > math.log(FAR):
+            self.note(f"{name}: measured at L {gpu.size}, not near L {work.size}")
+        shares = [
+            gpu.warm_product_s / each if each else 1.0 for each in (gpu.warm_high_s, gpu.warm_low_s)
+        ]
+        span = Range(gpu.gflops, gpu.gflops * min(1.0, *shares), gpu.gflops * max(1.0, *shares))
+        return Figure(name, "GFLOP/s", span, 1, f"the probe, {gpu.name}")
+
+    def copies(self, work: Work, task: int) -> Range:
+        """Return the time of a task's input, if it is fed, and result between its node's memory and its GPU.
+
+        The probe's page-locked memory is the value, its ordinary memory the far end of the range.
+
+        Raises:
+            RecordError: Neither a traced GPU run nor the probe has the rates.
+        """
+        if self._device != "gpu" or self.product is not None:
+            return NOTHING
+        total = NOTHING
+        for kind, words in (("h2d", "copies to the GPU"), ("d2h", "copies from the GPU")):
+            if kind == "d2h" or work.feed == "fed":
+                found = self._copy_rate(work, task, kind, f"{words} of {self._node(task)}")
+                total = total + self.keep(found).time_of(work.matrix_mb)
+        return total
+
+    def _copy_rate(self, work: Work, task: int, kind: str, name: str) -> Figure:
+        found = self._nearest(
+            name, "MB/s", "traced GPU steps", work.size,
+            lambda run: run.copies.get((task, kind), ()) if _in_lab(run) else (), lent=False,
+        )  # fmt: skip
+        if found is not None:
+            return found
+        gpu = self._gpu_of(task)
+        fast, slow = (
+            (gpu.h2d_bytes_per_s, gpu.h2d_pageable_bytes_per_s)
+            if kind == "h2d"
+            else (gpu.d2h_bytes_per_s, gpu.d2h_pageable_bytes_per_s)
+        )
+        rates = (fast / 1e6, (slow or fast) / 1e6)
+        return Figure(
+            name, "MB/s", Range(rates[0], min(rates), max(rates)), 1, f"the probe, {gpu.name}"
+        )
+
+    def gpu(self, task: int) -> GpuBaseline | None:
+        """Return what the probe measured of a task's GPU, None if it did not."""
+        found = (each.gpu(self._node(task)) for each in self._baselines)
+        return next((each for each in found if each is not None), None)
+
+    def _gpu_of(self, task: int) -> GpuBaseline:
+        gpu = self.gpu(task)
+        if gpu is None:
+            raise no_gpu_figures(self._node(task))
+        return gpu
+
     def transfer(self, work: Work, *, out: bool) -> Range:
         """Return the time of one matrix between task 0 and the slowest of the others.
 
         Raises:
             RecordError: Neither a traced step nor the baseline has the rate.
         """
-        found = [self._wire(work, task, out=out) for task in self.others(work)]
-        return largest(each.time_of(work.matrix_mb) for each in found)
+        return largest(each.time_of(work.matrix_mb) for each in self.wires(work, out=out))
+
+    def wires(self, work: Work, *, out: bool) -> list[Figure]:
+        """Return the rate of tensors between task 0 and each of the others, MB/s.
+
+        Raises:
+            RecordError: As `transfer`.
+        """
+        return [self._wire(work, task, out=out) for task in self.others(work)]
 
     def others(self, work: Work) -> list[int]:
         """Return the tasks beside 0 of which there are figures; the lab's last stands for those it has not."""
-        machines = len(self.facts[-1].machines) if self.facts else 1
+        machines = len(self._names) or 1
         if work.tasks > machines:
             self.note(f"the lab has {machines} nodes; the others are taken to be like its last one")
         return list(range(1, min(work.tasks, machines))) or [1]
@@ -251,16 +278,21 @@ class Book:
         return None if found is None else self.keep(found)
 
     def _nearest(
-        self, name: str, unit: str, source: str, size: int | None, samples_of: SamplesOf
+        self,
+        name: str,
+        unit: str,
+        source: str,
+        size: int | None,
+        samples_of: SamplesOf,
+        *,
+        lent: bool = True,
     ) -> Figure | None:
         """Return the figure of the runs whose L is nearest to a size by ratio, of all where it does not matter."""
         if name not in self._samples:
-            by_size: dict[int, list[float]] = {}
-            for run in self.facts:
-                samples = samples_of(run)
-                if samples and run.size > 0:
-                    by_size.setdefault(run.size if size is not None else 0, []).extend(samples)
-            self._samples[name] = by_size
+            found = _by_size(self.own, size, samples_of)
+            if not found and lent and (found := _by_size(self.lent, size, samples_of)):
+                self.note(f"{name}: no GPU run has measured it; it is of CPU runs")
+            self._samples[name] = found
         by_size = self._samples[name]
         if not by_size:
             return None
@@ -274,16 +306,32 @@ class Book:
     def _from_baseline(
         self, name: str, unit: str, source: str, value_of: Callable[[Baseline], float | None]
     ) -> Figure | None:
-        """Return the newest value that a run's baseline has."""
-        for run in reversed(self.facts):
-            value = None if run.baseline is None else value_of(run.baseline)
-            if value is not None:
-                return figure(name, unit, [value], source)
-        return None
+        """Return the newest value that a baseline has."""
+        values = (value_of(each) for each in self._baselines)
+        value = next((each for each in values if each is not None), None)
+        return None if value is None else figure(name, unit, [value], source)
 
     def _node(self, task: int) -> str:
-        machines = self.facts[-1].machines if self.facts else ()
-        return machines[min(task, len(machines) - 1)][0] if machines else f"task:{task}"
+        return self._names[min(task, len(self._names) - 1)] if self._names else f"task:{task}"
+
+
+def _names(facts: Sequence[RunFacts], baselines: Sequence[Baseline]) -> tuple[str, ...]:
+    """Return the nodes in task order: those of the newest run, or those of which there are figures."""
+    if facts:
+        return tuple(name for name, _, _ in facts[-1].machines)
+    return tuple(baselines[0].boot_ids) if baselines else ()
+
+
+def _by_size(
+    runs: Sequence[RunFacts], size: int | None, samples_of: SamplesOf
+) -> dict[int, list[float]]:
+    """Return samples by the L of their run; all under 0 where it does not matter."""
+    found: dict[int, list[float]] = {}
+    for run in runs:
+        samples = samples_of(run)
+        if samples and run.size > 0:
+            found.setdefault(run.size if size is not None else 0, []).extend(samples)
+    return found
 
 
 def distance(one: int, other: int) -> float:
@@ -304,18 +352,19 @@ def _rates(facts: RunFacts, way: tuple[int, int]) -> list[float]:
     ]
 
 
-def work_or_like(facts: RunFacts) -> Work:
-    """Return the work of a run, as far as the model knows it."""
-    work = work_of(facts.parameters, facts.tasks)
-    if isinstance(work, Work):
-        return work
-    return Work(size=facts.size, power=facts.parameters.power or 1, tasks=facts.tasks)
-
-
 def no_constants(what: str) -> RecordError:
     """Return the error for a lab that has not measured what a prediction needs."""
     return RecordError(
         f"no run of this lab has measured {what}",
         expected="one run with a trace on the machines as they are now",
         do="labctl run",
+    )
+
+
+def no_gpu_figures(node: str) -> RecordError:
+    """Return the error for a GPU that nothing has measured."""
+    return RecordError(
+        f"nothing has measured a GPU of {node}",
+        expected="the probe's figures of every node, or a traced GPU run on the machines as they are",
+        do="labctl check --gpu-probe",
     )

@@ -116,6 +116,7 @@ class RunFacts:
         tracing_ratio: Traced step / warm step.
         gflops: By task: one sample a traced step.
         edges: Bytes and wire time of each tensor that travelled, by source and target task.
+        copies: Rate in MB/s of each large tensor between memory and GPU, by task and way (`h2d`, `d2h`).
         command_s: Start of labctl, inventory and connection; None in a run of a batch.
         fixed_s: Wall time without that and without the phases that depend on the work.
         inputs_s: Making the inputs.
@@ -138,6 +139,7 @@ class RunFacts:
     tracing_ratio: float | None = None
     gflops: dict[int, tuple[float, ...]] = field(default_factory=dict)
     edges: dict[tuple[int, int], tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    copies: dict[tuple[int, str], tuple[float, ...]] = field(default_factory=dict)
     command_s: float | None = None
     fixed_s: float | None = None
     inputs_s: float | None = None
@@ -184,6 +186,7 @@ def facts_of(explained: Explained) -> RunFacts | None:
         tracing_ratio=None if explained.tracing is None else explained.tracing.ratio,
         gflops=_gflops(explained),
         edges=_edges(explained),
+        copies=_copies(explained, 4 * (parameters.size or 0) ** 2),
         command_s=_sum(rows, _COMMAND) if PHASE_STARTUP in rows else None,
         fixed_s=None if wall_s is None else wall_s - _sum(rows, _VARIABLE | _COMMAND),
         inputs_s=rows.get(wire.PHASE_INPUTS),
@@ -240,4 +243,14 @@ def _edges(explained: Explained) -> dict[tuple[int, int], tuple[tuple[int, float
             if edge.size_bytes and not edge.clamped and edge.wire_s > 0:
                 way = (edge.source, edge.target)
                 found.setdefault(way, []).append((edge.size_bytes, edge.wire_s))
+    return {way: tuple(samples) for way, samples in found.items()}
+
+
+def _copies(explained: Explained, matrix_bytes: int) -> dict[tuple[int, str], tuple[float, ...]]:
+    """Return the rates of copies of at least half a matrix: smaller ones are all latency."""
+    found: dict[tuple[int, str], list[float]] = {}
+    for trace in explained.traces:
+        for copy in trace.copies:
+            if copy.mb_per_s is not None and 2 * (copy.size_bytes or 0) >= matrix_bytes:
+                found.setdefault((copy.task, copy.kind), []).append(copy.mb_per_s)
     return {way: tuple(samples) for way, samples in found.items()}

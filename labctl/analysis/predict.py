@@ -16,16 +16,22 @@ others task 0's own link carries their inputs one after the other, and results c
 the result's way to Python. The cold step is a warm one and what the session's first run pays once. The wall time
 is the cold step, the warm ones, traced and probe steps, inputs, check, and all that any run costs.
 
+On GPUs, compute_k is at least p times what launching a kernel takes, and h_k + d_k is added to it on its own task:
+the way of a fed input to the GPU and of the result from it. What a GPU run has not measured is taken from CPU runs
+(overhead, wires, fetch, what any run costs) and from the probe of the GPUs (products, copies, cold start). A cold
+step then has cuBLAS' handle and what the first product takes beyond a later one; a run also wakes the driver, makes
+a context and opens the libraries on task 0. Its kernels do not hold up an inter-op thread.
+
 Ranges are interval arithmetic over the samples of each constant. What the formula misses, waiting above all, is
 corrected by the median of measured / foreseen over past runs of the kind, and the range holds their spread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from labctl.analysis.book import Book, Work, work_or_like
+from labctl.analysis.book import Book
 from labctl.analysis.constants import (
     NOTHING,
     Figure,
@@ -34,7 +40,9 @@ from labctl.analysis.constants import (
     figure,
     largest,
 )
+from labctl.analysis.work import Work, work_or_like
 from labctl.node import wire
+from labctl.runs.baseline import Baseline, GpuBaseline
 
 _FLOAT64_CHECK_S = 2.5  # beyond it the client checks with random vectors if that is cheaper
 
@@ -44,7 +52,8 @@ class Part:
     """A part of the foreseen step.
 
     Attributes:
-        what: `overhead`, `compute`, `transfer`, `fetch`, or `correction`, which may be below 0.
+        what: `overhead`, `compute`, `copy` (between memory and GPU), `transfer`, `fetch`, or `correction`, which
+            may be below 0; of a cold start `wake`, `context`, `libraries`, `handle` or `product`.
         where: Whose, in words.
         seconds: Its length.
     """
@@ -68,6 +77,8 @@ class Prediction:
         constants: What it rests on.
         notes: What it could not know, one line each.
         runs: Ids of the runs that it rests on, oldest first.
+        cold_start: What each process pays once for its GPU, by the probe: the slowest node's, the range from the
+            fastest; () on CPUs, and where the probe has not measured every node.
     """
 
     work: Work
@@ -79,9 +90,15 @@ class Prediction:
     constants: tuple[Figure, ...]
     notes: tuple[str, ...]
     runs: tuple[str, ...]
+    cold_start: tuple[Part, ...] = ()
 
 
-def predict(work: Work, facts: Sequence[RunFacts], ratios: Sequence[float] = ()) -> Prediction:
+def predict(
+    work: Work,
+    facts: Sequence[RunFacts],
+    ratios: Sequence[float] = (),
+    baseline: Baseline | None = None,
+) -> Prediction:
     """Return what a run is foreseen to take.
 
     Args:
@@ -89,11 +106,12 @@ def predict(work: Work, facts: Sequence[RunFacts], ratios: Sequence[float] = ())
         facts: Runs of the same machines that ended ok, oldest first.
         ratios: Measured warm step / what the model alone said, of past runs of the kind; with three or more their
             median corrects the step, and the range holds what they span.
+        baseline: The lab's, which may be newer than that of the runs.
 
     Raises:
-        RecordError: The runs lack the rate of the products or of the network.
+        RecordError: The rate of the products or of the network is not known.
     """
-    book = Book(facts)
+    book = Book(facts, device=work.device, baseline=baseline)
     parts, model = step_of(work, book)
     warm = model
     missed = figure("step / model", "", ratios, "past predictions") if len(ratios) >= 3 else None
@@ -109,6 +127,7 @@ def predict(work: Work, facts: Sequence[RunFacts], ratios: Sequence[float] = ())
             Part("correction", "what past predictions missed", Range(beyond, beyond, beyond))
         )
     cold, wall = _cold_and_wall(work, book, warm)
+    cold_start = _cold_start(work, book)
     return Prediction(
         work=work,
         warm=warm,
@@ -118,14 +137,18 @@ def predict(work: Work, facts: Sequence[RunFacts], ratios: Sequence[float] = ())
         parts=tuple(parts),
         constants=tuple(book.used.values()),
         notes=book.notes,
-        runs=tuple(each.run_id for each in facts),
+        runs=tuple(each.run_id for each in (*book.lent, *book.own)),
+        cold_start=cold_start,
     )
 
 
 def step_of(work: Work, book: Book) -> tuple[list[Part], Range]:
     """Return the parts of the path that decides and the whole warm step."""
     overhead = Part("overhead", "all tasks", book.overhead(work))
-    own = Part("compute", "task:0", book.compute(work, 0))
+    own = [
+        Part("compute", "task:0", book.compute(work, 0)),
+        *_copy("task:0", book.copies(work, 0)),
+    ]
     if work.placement == "lab" and work.tasks > 1:
         path, length = _lab_path(work, book, own)
     else:
@@ -134,30 +157,35 @@ def step_of(work: Work, book: Book) -> tuple[list[Part], Range]:
     return [overhead, *path, fetch], overhead.seconds + length + fetch.seconds
 
 
-def _lab_path(work: Work, book: Book, own: Part) -> tuple[list[Part], Range]:
+def _copy(where: str, seconds: Range) -> list[Part]:
+    return [Part("copy", f"{where} to and from its GPU", seconds)] if seconds.high > 0 else []
+
+
+def _lab_path(work: Work, book: Book, own: list[Part]) -> tuple[list[Part], Range]:
     others = work.tasks - 1
-    products = Part(
-        "compute", _others(work), largest(book.compute(work, task) for task in book.others(work))
-    )
+    tasks = book.others(work)
+    products = Part("compute", _others(work), largest(book.compute(work, task) for task in tasks))
+    copies = _copy(_others(work), largest(book.copies(work, task) for task in tasks))
     times = 1 if work.feed == "fed" else others
     back = Part("transfer", "results to task:0", book.transfer(work, out=False).times(times))
-    away = [products, back]
+    away = [products, *copies, back]
     if work.feed == "fed":
         out = book.transfer(work, out=True).times(others)
         away.insert(0, Part("transfer", f"inputs to {_others(work)}", out))
-    beyond = _sum(away)
+    here, beyond = _sum(own), _sum(away)
     if work.feed == "fed" and _starved(work, book.facts):
-        return [own, *away], own.seconds + beyond
-    path = [own] if own.seconds.value > beyond.value else away
-    return path, largest((own.seconds, beyond))
+        return [*own, *away], here + beyond
+    return (own if here.value > beyond.value else away), largest((here, beyond))
 
 
-def _one_node_path(work: Work, book: Book, own: Part) -> tuple[list[Part], Range]:
+def _one_node_path(work: Work, book: Book, own: list[Part]) -> tuple[list[Part], Range]:
     together = book.shared(work)
     products = Part(
-        "compute", "all products on task:0's node", together or own.seconds.times(work.tasks)
+        "compute", "all products on task:0's node", together or own[0].seconds.times(work.tasks)
     )
     path = [products]
+    if together is None:
+        path += [replace(each, seconds=each.seconds.times(work.tasks)) for each in own[1:]]
     if work.placement == "one-host" and together is None:
         wires = book.transfer(work, out=False)
         if work.feed == "fed":
@@ -175,7 +203,8 @@ def _cold_and_wall(work: Work, book: Book, warm: Range) -> tuple[Range | None, R
     ]
     setup = [each.cold_s - each.warm_s for each in same if each.cold_s and each.warm_s]
     once = figure("first step beyond a warm one", "s", setup, f"{work.feed} runs")
-    cold = None if once is None else warm + book.keep(once).range
+    first, beside = _gpu_setup(work, book)
+    cold = None if once is None else warm + book.keep(once).range + first
     fixed = figure(
         "a run without its work", "s", [each.fixed_s or 0.0 for each in same], f"{work.feed} runs"
     )
@@ -184,7 +213,7 @@ def _cold_and_wall(work: Work, book: Book, warm: Range) -> tuple[Range | None, R
             f"no {work.feed} run with --placement {work.placement} yet: cold step and total are not foreseen"
         )
         return cold, None
-    wall = book.keep(fixed).range + cold + warm.times(work.repeat)
+    wall = book.keep(fixed).range + cold + warm.times(work.repeat) + beside
     starts = [each.command_s for each in book.facts if each.command_s is not None]
     command = figure("labctl's start and connection", "s", starts, "runs")
     if work.command and command is not None:
@@ -256,6 +285,8 @@ def _extra(work: Work, book: Book, warm: Range) -> Range:
 
 def _starved(work: Work, facts: Sequence[RunFacts]) -> bool:
     """Return whether task 0 answers for its inputs only when its own products are done."""
+    if work.device == "gpu":
+        return False
     if work.inter_op is not None:
         return work.inter_op == 1
     return bool(facts) and bool(facts[-1].machines) and facts[-1].machines[0][1] == 1
@@ -263,6 +294,60 @@ def _starved(work: Work, facts: Sequence[RunFacts]) -> bool:
 
 def _sum(parts: Sequence[Part]) -> Range:
     return sum((part.seconds for part in parts), start=NOTHING)
+
+
+def _cold_start(work: Work, book: Book) -> tuple[Part, ...]:
+    gpus = _gpus(work, book)
+    if not gpus:
+        return ()
+    if any(gpu.awake for gpu in gpus):
+        book.note("something kept the driver awake while the probe measured: wake is no waking")
+    rows: tuple[tuple[str, str, Callable[[GpuBaseline], float]], ...] = (
+        ("wake", "the driver, before TensorFlow", lambda gpu: gpu.wake_s),
+        ("context", "with the server", lambda gpu: gpu.context_s),
+        ("libraries", "cuBLAS, before the server", lambda gpu: gpu.libraries_s),
+        ("handle", "in the first step", lambda gpu: gpu.handle_s),
+        ("product", "in the first step, beyond a later one", _first_product_s),
+    )
+    return tuple(
+        Part(what, where, _span([seconds(gpu) for gpu in gpus])) for what, where, seconds in rows
+    )
+
+
+def _gpu_setup(work: Work, book: Book) -> tuple[Range, Range]:
+    """Return what a GPU adds to a first step, and to a run beside its steps, where only CPU runs are known.
+
+    Servers of other tasks have woken their driver when their unit started; task 0 does so within the run.
+    """
+    if work.device != "gpu" or book.own:
+        return NOTHING, NOTHING
+    gpus = _gpus(work, book)
+    if not gpus:
+        return NOTHING, NOTHING
+    book.note(
+        "no GPU run yet: cold step and total are those of CPU runs and the probe's cold start"
+    )
+    first = _span([gpu.handle_s + _first_product_s(gpu) for gpu in gpus])
+    here = gpus[0].wake_s + gpus[0].context_s + gpus[0].libraries_s
+    return first, Range(here, here, here)
+
+
+def _gpus(work: Work, book: Book) -> list[GpuBaseline]:
+    """Return what the probe measured of each task's GPU; nothing where one is missing, or on CPUs."""
+    if work.device != "gpu":
+        return []
+    tasks = [0, *book.others(work)] if work.placement == "lab" and work.tasks > 1 else [0]
+    found = [gpu for gpu in map(book.gpu, tasks) if gpu is not None]
+    return found if len(found) == len(tasks) else []
+
+
+def _first_product_s(gpu: GpuBaseline) -> float:
+    return max(0.0, gpu.first_product_s - gpu.warm_product_s)
+
+
+def _span(samples: Sequence[float]) -> Range:
+    """Return the largest, and the range from the smallest to it."""
+    return Range(max(samples), min(samples), max(samples))
 
 
 def _others(work: Work) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from labctl.analysis.book import Work, work_of
 from labctl.analysis.constants import HISTORY_RUNS, Range, RunFacts
 from labctl.analysis.predict import Prediction, predict
 from labctl.analysis.steps import percentile
+from labctl.analysis.work import Work, device_of, work_of
 from labctl.errors import RecordError
+from labctl.runs.baseline import Baseline
 
 RATIOS = 20  # newest past predictions that correct the next one
 
@@ -114,7 +115,7 @@ def score(facts: Sequence[RunFacts], plans: Sequence[Plan] = ()) -> Score:
     done: list[Scored] = []
     left_out: dict[str, int] = {}
     for place, run in enumerate(facts):
-        found = _scored(run, alike(facts[:place], run), done)
+        found = _scored(run, alike(facts[:place], run, device_of(run.parameters)), done)
         if isinstance(found, str):
             left_out[found] = left_out.get(found, 0) + 1
         else:
@@ -124,32 +125,47 @@ def score(facts: Sequence[RunFacts], plans: Sequence[Plan] = ()) -> Score:
 
 
 def ratios_of(scored: Sequence[Scored], work: Work) -> tuple[float, ...]:
-    """Return measured / model of the newest runs of the same feed, placement and inter-op threads."""
+    """Return measured / model of the newest runs of the same device, feed, placement and inter-op threads."""
     same = [each.ratio for each in scored if _kind(each.work) == _kind(work)]
     return tuple(same[-RATIOS:])
 
 
-def foresee(work: Work, facts: Sequence[RunFacts]) -> Prediction:
+def foresee(work: Work, facts: Sequence[RunFacts], baseline: Baseline | None = None) -> Prediction:
     """Return the prediction of a run that would start now, on the newest run's machines.
 
     Args:
         work: The run.
         facts: All runs that ended ok, oldest first.
+        baseline: The lab's, which may be newer than that of its runs; only GPUs' predictions look at it.
 
     Raises:
         RecordError: They lack a rate that it needs.
     """
-    known = alike(facts, facts[-1]) if facts else []
-    return predict(work, known, ratios_of(score(known).runs, work))
+    known = alike(facts, facts[-1], work.device) if facts else []
+    newest = baseline if work.device == "gpu" else None
+    return predict(work, known, ratios_of(score(known).runs, work), newest)
 
 
-def alike(facts: Sequence[RunFacts], run: RunFacts) -> list[RunFacts]:
-    """Return the newest `HISTORY_RUNS` of the runs that were on a run's machines as they were then."""
-    return [each for each in facts if each.machines == run.machines][-HISTORY_RUNS:]
+def alike(facts: Sequence[RunFacts], run: RunFacts, device: str = "cpu") -> list[RunFacts]:
+    """Return the newest `HISTORY_RUNS` of the runs that were on a run's machines as they were then.
+
+    Args:
+        facts: Runs, oldest first.
+        run: Of these machines.
+        device: Of that device type; for `gpu` as many of CPUs are among them, which stand in for what is not known.
+    """
+    same = [each for each in facts if each.machines == run.machines]
+    on_cpu, on_gpu = (
+        [each for each in same if device_of(each.parameters) == kind][-HISTORY_RUNS:]
+        for kind in ("cpu", "gpu")
+    )
+    if device != "gpu":
+        return on_cpu
+    return sorted((*on_cpu, *on_gpu), key=lambda each: each.at_unix_s)
 
 
-def _kind(work: Work) -> tuple[str, str, int | None]:
-    return work.feed, work.placement, work.inter_op
+def _kind(work: Work) -> tuple[str, str, str, int | None]:
+    return work.device, work.feed, work.placement, work.inter_op
 
 
 def _scored(run: RunFacts, known: Sequence[RunFacts], done: Sequence[Scored]) -> Scored | str:
@@ -159,7 +175,8 @@ def _scored(run: RunFacts, known: Sequence[RunFacts], done: Sequence[Scored]) ->
     if run.warm_s is None or run.warm_s <= 0:
         return "no warm step"
     try:
-        found = predict(work, known, ratios_of(done, work))
+        newest = run.baseline if work.device == "gpu" else None
+        found = predict(work, known, ratios_of(done, work), newest)
     except RecordError:
         return "no constants before it"
     return Scored(
@@ -198,7 +215,7 @@ def _overall(runs: Sequence[Scored]) -> tuple[Errors, ...]:
 
 def _by_parameter(runs: Sequence[Scored]) -> tuple[Errors, ...]:
     found = []
-    for name in ("size", "power", "algorithm", "feed", "placement", "inter_op"):
+    for name in ("device", "size", "power", "algorithm", "feed", "placement", "inter_op"):
         values = sorted({getattr(each.work, name) for each in runs}, key=_order)
         if len(values) < 2:
             continue

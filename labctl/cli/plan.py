@@ -32,6 +32,13 @@ def plan(
     placement: PlacementOption = None,
     inter_op: InterOpOption = None,
     repeat: RepeatOption = None,
+    gpu: Annotated[
+        bool,
+        typer.Option(
+            "--gpu",
+            help="Foresee it on the lab's own GPUs: by GPU runs and labctl check --gpu-probe.",
+        ),
+    ] = False,
     device: Annotated[
         str | None,
         typer.Option(
@@ -57,6 +64,7 @@ def plan(
     from labctl.drive.history import keep_plan, read_history, read_plans
     from labctl.drive.plan import RunOptions
     from labctl.errors import UsageError
+    from labctl.runs.lab_files import read_baseline
     from labctl.views import plan as view
 
     if device == "list":
@@ -73,13 +81,14 @@ def plan(
         placement=placement,
         inter_op=inter_op,
         repeat=repeat,
+        gpu=gpu or None,
     )
-    gpu = None if device is None else find_device(device)
+    beside = None if device is None else find_device(device)
     store = store_of(lab)
     local_dir = store.root.parent
     facts = read_history(store)
     if score:
-        if tasks is not None or gpu is not None or options != RunOptions():
+        if tasks is not None or beside is not None or options != RunOptions():
             raise UsageError("--score is given with options of a run", do="leave one of them out")
         plans, lost = read_plans(local_dir)
         if lost:
@@ -90,7 +99,9 @@ def plan(
         else:
             out("\n".join(view.score_lines(found)))
         return 0
-    outlook = look_ahead(work_for(options, tasks, facts), facts, gpu)
+    baseline = read_baseline(local_dir) if gpu else None
+    work = work_for(options, tasks, facts, baseline)
+    outlook = look_ahead(work, facts, beside, baseline)
     if outlook.prediction is not None:
         keep_plan(local_dir, outlook.prediction, time.time())
     if json:

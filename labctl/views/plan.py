@@ -22,15 +22,16 @@ _NOISE_S = 1e-9
 
 def plan_lines(found: Outlook) -> list[str]:
     """Return a prediction for a terminal."""
-    lines = [head_line(found.work)]
+    work = found.work
+    lines = [head_line(work)]
     if found.prediction is None:
         lines.append(f"  not foreseen  {found.why_not}")
     else:
         lines += _prediction_lines(found.prediction)
-        lines += _one_node_lines(found)
+        lines += [*_one_node_lines(found), *_own_gpu_lines(found)]
     if found.on_gpu is not None:
         lines += ["", *_gpu_lines(found, found.on_gpu)]
-    elif found.prediction is not None:
+    elif found.prediction is not None and work.device == "cpu":
         lines.append("  on a GPU     labctl plan --device NAME; --device list shows the names")
     if found.prediction is not None:
         lines += [
@@ -39,8 +40,8 @@ def plan_lines(found: Outlook) -> list[str]:
             *(f"    {figure_text(each)}" for each in found.prediction.constants),
         ]
         lines += [f"  note       {each}" for each in found.prediction.notes]
-    work = found.work
-    lines.append(f"next: labctl run -L {work.size} -n {work.power} · labctl plan --score")
+    gpu = " --gpu" if work.device == "gpu" else ""
+    lines.append(f"next: labctl run{gpu} -L {work.size} -n {work.power} · labctl plan --score")
     return [safe_text(line) for line in lines]
 
 
@@ -50,6 +51,7 @@ def head_line(work: Work) -> str:
     parts = [
         formula(work.power, work.tasks), f"L {work.size}", work.algorithm, work.feed, work.placement, tasks,
         f"inter-op {'default' if work.inter_op is None else work.inter_op}",
+        *(["GPU"] if work.device == "gpu" else []),
     ]  # fmt: skip
     return "plan  " + " · ".join(parts)
 
@@ -63,7 +65,8 @@ def figure_text(each: Figure) -> str:
         else _amount(one, each.unit)
         for one in (each.range.low, each.range.high)
     )
-    spread = "" if each.n == 1 else f"{low} to {high}, "
+    one = each.n == 1 and each.range.low == each.range.high
+    spread = "" if one else f"{low} to {high}, "
     return f"{each.name}: {value} ({spread}n {each.n}, {each.source})"
 
 
@@ -111,12 +114,16 @@ def plan_object(found: Outlook) -> dict[str, Any]:
             "constants": [encode(each) for each in prediction.constants],
             "notes": list(prediction.notes),
             "runs": list(prediction.runs),
+            "cold_start": [encode(each) for each in prediction.cold_start],
         },
         "one_node": encode(found.one_node),
         "least_power": found.least_power,
         "least_size": found.least_size,
         "product_s": found.product_s,
         "on_gpu": None if found.on_gpu is None else _gpu_object(found.on_gpu),
+        "on_cpu": encode(found.on_cpu),
+        "gpu_least_power": found.gpu_least_power,
+        "wire_bound": encode(found.wire_bound),
     }
 
 
@@ -167,7 +174,28 @@ def _prediction_lines(prediction: Prediction) -> list[str]:
         f"    {part.what:<12}{part.where:<34}{time_text(part.seconds.value):>10}"
         for part in prediction.parts
     ]
+    if prediction.cold_start:
+        lines += ["", "  once, by the probe of the GPUs"]
+        lines += [
+            f"    {part.what:<12}{part.where:<40}{_span(part.seconds)}"
+            for part in prediction.cold_start
+        ]
     return [*lines, ""]
+
+
+def _own_gpu_lines(found: Outlook) -> list[str]:
+    lines = []
+    if found.on_cpu is not None:
+        power = found.gpu_least_power
+        told = "for no n" if power is None else f"from n = {power} on"
+        lines.append(f"  on its CPUs  {_span(found.on_cpu)}; GPUs are faster {told}")
+    if (bound := found.wire_bound) is not None:
+        lines.append(
+            f"  wire         products outweigh it from n L = {bound.product:.0f} on "
+            f"(4 P / B, P {bound.gflops / 1e3:.3g} TFLOP/s, B {_digits(bound.mb_per_s)} MB/s): "
+            f"n = {bound.power} at L {found.work.size}"
+        )
+    return lines
 
 
 def _one_node_lines(found: Outlook) -> list[str]:
@@ -241,7 +269,7 @@ def _run_line(each: Scored) -> str:
     error = 100 * (each.warm.value - each.warm_s) / each.warm_s
     inter_op = "default" if work.inter_op is None else work.inter_op
     what = f"L {work.size} n {work.power} {work.algorithm} {work.feed} {work.placement} inter-op {inter_op}"
-    planned = "  planned" if each.planned else ""
+    planned = ("  gpu" if work.device == "gpu" else "") + ("  planned" if each.planned else "")
     return f"  {each.run_id:<24}{_span(each.warm):>26}{time_text(each.warm_s):>11}{error:>+7.0f}%  {what}{planned}"
 
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labctl.analysis.book import Work, work_of
 from labctl.analysis.breakeven import gpu_step, least_power, least_size
 from labctl.analysis.constants import Range, RunFacts, figure
 from labctl.analysis.predict import predict
 from labctl.analysis.ptx import find_gpu
 from labctl.analysis.score import Plan, alike, foresee, score
+from labctl.analysis.work import Work, work_of
 from labctl.errors import RecordError
 from labctl.runs.baseline import Baseline, ComputeBaseline, LinkBaseline
 from labctl.runs.record import Parameters
@@ -207,7 +207,8 @@ def test_products_of_each_algorithm(algorithm: str, power: int, products: int) -
 
 @pytest.mark.parametrize(
     ("changed", "why"),
-    [({"api": "tf2"}, "tf2"), ({"device": "gpu"}, "gpu"), ({"feed": "constant"}, "feed constant"),
+    [({"api": "tf2"}, "tf2"), ({"feed": "constant"}, "feed constant"),
+     ({"device": "gpu", "soft_placement": True}, "soft placement"),
      ({"sum_task": 1}, "sum on another task"), ({"experiment": "script"}, "script"),
      ({"size": None}, "size or power unknown"), ({"power": 0}, "size or power unknown")],
 )  # fmt: skip
