@@ -11,7 +11,19 @@ from typing import Annotated
 import typer
 
 from labctl import __version__
-from labctl.cli import answer, check, machines, plan, provision, report, run, runs, trace, why
+from labctl.cli import (
+    answer,
+    check,
+    clouds,
+    machines,
+    plan,
+    provision,
+    report,
+    run,
+    runs,
+    trace,
+    why,
+)
 
 app = typer.Typer(
     name="labctl",
@@ -53,6 +65,9 @@ app.command()(trace.trace)
 app.command()(answer.answer)
 app.command()(plan.plan)
 app.add_typer(runs.runs_app, name="runs")
+app.command()(clouds.stop)
+app.command()(clouds.start)
+app.command()(clouds.extend)
 app.command()(machines.down)
 app.command()(machines.use)
 app.command()(machines.labs)

@@ -18,7 +18,7 @@ from pathlib import Path
 from labctl.errors import ConfigError
 from labctl.lab.model import LOOPBACK
 
-_NAME = re.compile(r"[a-z][a-z0-9-]{0,30}\Z")
+_NAME = re.compile(r"(?!(?:active|example(?:-[a-z0-9-]*)?)\Z)[a-z][a-z0-9-]{0,30}\Z")
 # What Ansible passes over in an inventory directory (its defaults), as no inventory source.
 _NO_SOURCE = re.compile(
     r"^\.|^(host_vars|group_vars|vars_plugins)$|~$"
@@ -33,10 +33,10 @@ def check_lab_name(name: str) -> str:
     Raises:
         ConfigError: It could not serve as a directory, host name and table name.
     """
-    if not _NAME.match(name) or name in {"active", "example"}:
+    if not _NAME.match(name):
         raise ConfigError(
             f"{name!r} cannot be a lab's name",
-            expected="a-z, 0-9 and dashes, a letter first, at most 31; not 'active' or 'example'",
+            expected="a-z, 0-9 and dashes, a letter first, at most 31; not 'active', 'example' or 'example-…'",
             do="choose another name for --lab",
         )
     return name
@@ -140,7 +140,6 @@ class Home:
             if entry.is_dir()
             and not entry.is_symlink()
             and _NAME.match(entry.name)
-            and entry.name != "example"
             and inventory_sources(entry)
         )
 

@@ -1,49 +1,153 @@
-"""What the commands `up`, `down` and `labs` decide before and after a provider does the work."""
+"""What the commands on machines decide before and after a provider does the work."""
 
 from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from labctl.errors import ConfigError, InventoryError, UsageError
+from labctl.errors import ConfigError, RefusedError, UsageError
 from labctl.lab.home import Home, check_lab_name
 from labctl.lab.model import LOOPBACK
 from labctl.providers import inventory
-from labctl.providers.base import LabStatus, MachineOptions, Provider, Receipt, State
+from labctl.providers.base import MachineOptions, Provider, Receipt
+from labctl.providers.cloud import books
+from labctl.providers.cloud.model import CLOUDS, CloudOptions
 from labctl.providers.image import parse_release
 from labctl.providers.rehearsal import RehearsalProvider
 from labctl.providers.state import MAX_NODES
 
+if TYPE_CHECKING:
+    from labctl.providers.cloud.provider import CloudProvider
+
 DEFAULT_LAB = "rehearsal"
+PROVIDERS = (RehearsalProvider.name, *CLOUDS)
+REHEARSAL_OPTIONS = frozenset({"--release", "--memory", "--cpus-per-node"})
+CLOUD_OPTIONS = frozenset(
+    {
+        "--project",
+        "--region",
+        "--zone",
+        "--machine-type",
+        "--gpu",
+        "--image",
+        "--disk",
+        "--spot/--no-spot",
+        "--network",
+        "--ssh-by",
+        "--owner",
+        "--admin-cidr",
+        "--max-hours",
+        "--idle-minutes",
+        "--yes",
+        "--dry-run",
+        "--reuse",
+    }
+)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _MIN_MEMORY = 256 * 2**20
 
 
-def provider(home: Home, name: str) -> Provider:
-    """Return a provider by its name.
+def owner_of(home: Home, lab: str) -> str | None:
+    """Return the name of the provider that has made, or may have made, something of a lab; None for none."""
+    cloud = books.cloud_of(home, lab)
+    if cloud is not None:
+        return cloud
+    return RehearsalProvider.name if RehearsalProvider(home).owns(lab) else None
+
+
+def provider_to_make(home: Home, lab: str, name: str | None) -> str:
+    """Return the provider that `up` means: the named one, the lab's own, else rehearsal.
 
     Raises:
-        ConfigError: This version has none of that name.
+        ConfigError: There is none of that name, or the lab is another's.
     """
-    if name == RehearsalProvider.name:
-        return RehearsalProvider(home)
-    known = name in {"aws", "gcp"}
-    raise ConfigError(
-        f"--provider {name}: " + ("not yet available in this version" if known else "unknown"),
-        expected=RehearsalProvider.name,
-        do="labctl up, or make the machines yourself and copy inventory/example",
-    )
+    owner = owner_of(home, lab)
+    if name is None:
+        return owner or RehearsalProvider.name
+    if name not in PROVIDERS:
+        raise ConfigError(
+            f"--provider {name}: unknown",
+            expected=f"one of {', '.join(PROVIDERS)}",
+            do="choose one, or make the machines yourself and copy inventory/example",
+        )
+    if owner is not None and owner != name:
+        raise ConfigError(
+            f"lab {lab} has machines of {owner}, --provider says {name}",
+            expected="one provider for the life of a lab",
+            do=f"labctl up --provider {name} --lab NAME with another name",
+        )
+    return name
 
 
-def lab_to_make(home: Home, lab: str | None) -> str:
-    """Return the lab that `up` means: the named one, `LABCTL_LAB`, the active one, else `rehearsal`.
+def rehearsal(home: Home) -> RehearsalProvider:
+    """Return the provider of machines on this host."""
+    return RehearsalProvider(home)
+
+
+def in_cloud(options: MachineOptions, asked: CloudOptions, *, reuse: bool) -> MachineOptions:
+    """Return the options of `up` for a cloud."""
+    return replace(options, cloud=asked, reuse=reuse)
+
+
+def cloud_to_ask(home: Home, lab: str, provider: str | None, where: CloudOptions) -> str | None:
+    """Return the cloud that `down` goes to: the lab's own, or the named one for a lab that is not known here.
+
+    Raises:
+        ConfigError: The lab is another provider's.
+        UsageError: There is no cloud of that name, or none to which a region or project belongs.
+    """
+    own = owner_of(home, lab)
+    if provider is None:
+        if where != CloudOptions() and own not in CLOUDS:
+            raise UsageError(
+                "--region and --project go with --provider", do="--provider aws or --provider gcp"
+            )
+        return own if own in CLOUDS else None
+    if provider not in CLOUDS:
+        raise UsageError(f"--provider {provider}", expected=" or ".join(CLOUDS))
+    provider_to_make(home, lab, provider)
+    return provider
+
+
+def cloud(home: Home, name: str) -> CloudProvider:
+    """Return the provider of a cloud, `aws` or `gcp`."""
+    from labctl.providers.cloud.provider import CloudProvider
+
+    return CloudProvider(home, name)
+
+
+def cloud_provider(home: Home, lab: str, command: str) -> CloudProvider:
+    """Return the provider of a lab in a cloud, for a command that only these have.
+
+    Raises:
+        ConfigError: It is no lab in a cloud.
+    """
+    name = books.cloud_of(home, lab)
+    if name is None:
+        raise ConfigError(
+            f"lab {lab} is in no cloud: labctl {command} has nothing to do there",
+            expected=f"a lab of labctl up --provider {' or '.join(CLOUDS)}",
+            do="labctl labs lists the labs; labctl up and down are for rehearsal machines",
+        )
+    return cloud(home, name)
+
+
+def lab_to_make(home: Home, lab: str | None, provider: str | None = None) -> str:
+    """Return the lab that `up` means: the named one, `LABCTL_LAB`, the active one, else one named as the provider.
+
+    An active lab of another provider than the one asked for is not meant.
 
     Raises:
         ConfigError: It is not a lab that can have machines.
     """
-    name = check_lab_name(lab or os.environ.get("LABCTL_LAB") or home.active() or DEFAULT_LAB)
+    active = home.active()
+    if active is not None and provider in CLOUDS and owner_of(home, active) != provider:
+        active = None
+    default = provider if provider in CLOUDS else DEFAULT_LAB
+    name = check_lab_name(lab or os.environ.get("LABCTL_LAB") or active or str(default))
     if name == LOOPBACK:
         raise ConfigError(
             f"lab {LOOPBACK} is two processes on this machine and has no machines to make",
@@ -64,9 +168,9 @@ def lab_to_remove(home: Home, lab: str | None) -> str:
     name = lab or os.environ.get("LABCTL_LAB") or home.active()
     if name is not None:
         return check_lab_name(name)
-    rehearsal = RehearsalProvider(home)
-    found = set(rehearsal.half_made())
-    if rehearsal.owns(DEFAULT_LAB):
+    local = RehearsalProvider(home)
+    found = {*local.half_made(), *(set(books.labs_of(home)) - set(home.labs()))}
+    if local.owns(DEFAULT_LAB):
         found.add(DEFAULT_LAB)
     if len(found) > 1:
         raise ConfigError(
@@ -83,15 +187,70 @@ def provider_of(home: Home, lab: str) -> Provider:
     Raises:
         ConfigError: Its machines were not made by labctl.
     """
-    rehearsal = RehearsalProvider(home)
+    name = books.cloud_of(home, lab)
+    if name is not None:
+        return cloud(home, name)
+    local = RehearsalProvider(home)
     folder = home.inventory(lab)
-    if not rehearsal.owns(lab) and inventory.foreign(folder):
+    if not local.owns(lab) and inventory.foreign(folder):
         raise ConfigError(
             f"lab {lab}: labctl did not make its machines and does not remove them",
             expected="a lab of labctl up",
             do=f"ansible-playbook -i {folder} teardown.yml takes from them what provision.yml put there",
         )
-    return rehearsal
+    return local
+
+
+def refuse_open_runs(home: Home, lab: str) -> None:
+    """Check that no run of a lab may still go on.
+
+    Raises:
+        RefusedError: One may.
+    """
+    from labctl.runs.store import RunStore
+
+    entries = RunStore(home.local_dir(lab)).entries()
+    going = [each.run_id for each in entries if each.record is not None and each.record.open]
+    if going:
+        raise RefusedError(
+            f"run {', '.join(going)} may still go on",
+            expected="runs that have ended and are collected",
+            do=f"labctl attach {going[0]}, or labctl cancel {going[0]}; --force ends it with the machines",
+        )
+
+
+def note_extension(home: Home, lab: str, deadlines: Sequence[float | None]) -> None:
+    """Keep the latest deadline that nodes told after `extend`, where their lab is in a cloud."""
+    name = books.cloud_of(home, lab)
+    told = [each for each in deadlines if each is not None]
+    if name is not None and told:
+        cloud(home, name).extended(lab, max(told))
+
+
+def refuse_others(provider: str, given: Mapping[str, object]) -> None:
+    """Check that options fit the provider; each of the others' is named.
+
+    Args:
+        provider: The provider.
+        given: Every option that only some providers have, with its value; None or False where it was not given.
+
+    Raises:
+        UsageError: One does not fit.
+    """
+    fitting = REHEARSAL_OPTIONS if provider == RehearsalProvider.name else CLOUD_OPTIONS
+    wrong = [
+        option
+        for option, value in given.items()
+        if value is not None and value is not False and value != [] and option not in fitting
+    ]
+    if provider == "aws" and given.get("--project"):
+        wrong.append("--project")
+    if wrong:
+        raise UsageError(
+            f"{', '.join(wrong)}: not of provider {provider}",
+            expected=f"of its own: {', '.join(sorted(fitting - ({'--project'} if provider == 'aws' else set())))}",
+            do="leave it out, or choose another --provider",
+        )
 
 
 def machine_options(
@@ -130,98 +289,40 @@ def parse_size(text: str) -> int:
     return size
 
 
-def up_dict(home: Home, lab: str, provider_name: str, status: LabStatus) -> dict[str, Any]:
-    """Return the object of `labctl up --json`."""
-    return {
-        "lab": lab,
-        "provider": provider_name,
-        "state": status.state,
-        "active": home.active() == lab,
-        "inventory": str(home.inventory(lab)),
-        "nodes": [
-            {"name": each.name, "address": each.address, "running": each.running}
-            for each in status.machines
-        ],
-        "phases": [
-            {"phase": each.phase, "node": each.node, "duration_s": each.duration_s}
-            for each in status.phases
-        ],
-    }
+def receipt_lines(lab: str, receipt: Receipt, records: str = "") -> list[str]:
+    """Return the receipt as text.
 
-
-def receipt_lines(lab: str, receipt: Receipt) -> list[str]:
-    """Return the receipt as text."""
-    if not (receipt.removed or receipt.left or receipt.forgotten):
-        return [f"lab {lab}: nothing is there, nothing was removed"]
-    lines = [f"removed    {each}" for each in receipt.removed]
-    lines += [f"left       {each}" for each in receipt.left] or ["left       nothing"]
-    lines += [f"forgotten  {each}" for each in receipt.forgotten]
-    return [*lines, f"cost       {receipt.cost:.2f} USD"]
-
-
-@dataclass(frozen=True, slots=True)
-class LabRow:
-    """One lab in the list.
-
-    Attributes:
-        name: Its name.
-        provider: What made it; `none` for machines that the user brought; `?` if its inventory cannot be read.
-        nodes: Number of machines, None if its inventory cannot be read.
-        state: As far as its provider can say.
-        active: It is the default of every command.
-        cost: USD so far.
+    Args:
+        lab: The lab.
+        receipt: What was done.
+        records: What became of its runs' files, "" where it had none.
     """
-
-    name: str
-    provider: str
-    nodes: int | None
-    state: State
-    active: bool
-    cost: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the row for `labctl labs --json`."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
-
-def lab_rows(home: Home) -> list[LabRow]:
-    """Return all labs that have an inventory, and those that a broken-off `up` left without one, by name."""
-    active = home.active()
-    rows = [_row(home, name, active=name == active) for name in home.labs()]
-    rehearsal = RehearsalProvider(home)
-    for name in rehearsal.half_made():
-        status = rehearsal.status(name)
-        count = len(status.machines)
-        rows.append(LabRow(name, rehearsal.name, count, "partly", name == active, status.cost))
-    return sorted(rows, key=lambda row: row.name)
+    head = [f"records    {records}"] if records else []
+    if not (receipt.removed or receipt.left or receipt.forgotten or receipt.machines):
+        where = f" (asked {receipt.asked})" if receipt.asked else ""
+        return [*head, f"lab {lab}: nothing is there, nothing was removed{where}"]
+    lines = head + [f"removed    {each}" for each in receipt.removed]
+    lines += [f"left       {each}" for each in receipt.left]
+    lines += [f"forgotten  {each}" for each in receipt.forgotten]
+    if not (receipt.left or receipt.forgotten):
+        label = f" with label labctl-lab={lab} (asked {receipt.asked})" if receipt.asked else ""
+        lines.append(f"left       nothing{label}")
+    for each in receipt.machines:
+        off = f", was off {each.stopped_h:.2f} h" if each.stopped_h else ""
+        lines.append(
+            f"machine    {each.node} {each.machine_type} ran {each.running_h:.2f} h{off}: {_usd(each.usd)}"
+        )
+    return [*lines, f"cost       {_cost_text(receipt)}"]
 
 
-def _row(home: Home, name: str, *, active: bool) -> LabRow:
-    rehearsal = RehearsalProvider(home)
-    if inventory.is_ours(home.inventory(name)):
-        status = rehearsal.status(name)
-        count = len(status.machines)
-        return LabRow(name, rehearsal.name, count, status.state, active, status.cost)
-    from labctl.playbook import load_lab
-
-    try:
-        lab = load_lab(home, name)
-    except InventoryError:
-        return LabRow(name, "?", None, "unknown", active, 0.0)
-    return LabRow(name, lab.provider, len(lab.nodes), "unknown", active, 0.0)
+def _cost_text(receipt: Receipt) -> str:
+    if receipt.hours is None:
+        return _usd(receipt.cost)
+    text = f"{receipt.hours:.2f} h, {_usd(receipt.cost)}"
+    if receipt.first_step_h is not None:
+        return f"{text}, of which {receipt.first_step_h:.2f} h before the first step"
+    return f"{text}; no run came to its first step"
 
 
-def lab_lines(rows: list[LabRow]) -> list[str]:
-    """Return the list as text."""
-    if not rows:
-        return ["no lab yet: labctl up makes one"]
-    table = [("", "lab", "provider", "nodes", "state", "cost")]
-    for row in rows:
-        nodes = "?" if row.nodes is None else str(row.nodes)
-        mark = "*" if row.active else ""
-        table.append((mark, row.name, row.provider, nodes, row.state, f"{row.cost:.2f} USD"))
-    widths = [max(len(row[column]) for row in table) for column in range(6)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in table
-    ]
+def _usd(value: float | None) -> str:
+    return "price unknown" if value is None else f"{value:.2f} USD"

@@ -46,6 +46,7 @@ class State:
         usage: Its machines over their lives, those that are gone too.
         found: The cloud's last answer.
         deadline_unix_s: When the last node powers itself off at the latest, as far as that is known.
+        paused: `labctl stop` stopped its machines.
         forgotten: `down --force` gave it up while the cloud still had, or may have, something of it.
     """
 
@@ -54,6 +55,7 @@ class State:
     usage: tuple[usage.Usage, ...] = ()
     found: Found | None = None
     deadline_unix_s: float | None = None
+    paused: bool = False
     forgotten: bool = False
 
     def after(self, found: Found) -> State:
