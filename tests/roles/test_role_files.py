@@ -42,7 +42,7 @@ RENDER = """
     ansible_facts: {{env: {{}}}}
     __lab_firewall_mark: mark
     __tf_join_server_mark: mark
-  roles: [lab_base, lab_firewall, tensorflow, tf_join_server]
+  roles: [lab_base, lab_firewall, tensorflow, cuda, tf_join_server]
   post_tasks:
     - name: Render the templates
       ansible.builtin.template:
@@ -141,7 +141,9 @@ def test_readme_tables_are_fresh() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", ["requirements-cpu", "requirements-gpu", "requirements-uv"])
+@pytest.mark.parametrize(
+    "name", ["requirements-cpu", "requirements-gpu", "requirements-gpu-system", "requirements-uv"]
+)
 def test_requirements_are_pinned_hashed_and_name_no_index(name: str) -> None:
     folder = CHECKOUT / "roles/tensorflow/files"
     text = (folder / f"{name}.txt").read_text().replace("\\\n", " ")
@@ -342,3 +344,16 @@ class TestRendered:
         assert ("DeviceAllow=char-nvidia rw" in unit) == with_devices
         assert ("PrivateDevices=yes" in unit) != with_devices
         assert "MemoryDenyWriteExecute" not in unit
+
+    def test_gpu_unit_has_the_shared_environment_and_may_write_to_the_kernel_cache(
+        self, rendered: Path
+    ) -> None:
+        unit = (rendered / "vm1-tf-join-server.service").read_text().splitlines()
+        with_devices = "gpu" in rendered.name
+        for line in (
+            "EnvironmentFile=-/etc/labctl/cuda.env",
+            "ReadWritePaths=-/var/cache/labctl/cuda",
+        ):
+            assert (line in unit) == with_devices
+        after = next(line for line in unit if line.startswith("After="))
+        assert ("nvidia-persistenced.service" in after) == with_devices

@@ -1,7 +1,7 @@
 """Print the state of the join server and who holds a port, as JSON. Argument: the port.
 
 Keys: unit_exists, active (systemd's ActiveState), fingerprint (in the running server's environment, "" when none
-runs), older_than_venv (the running server began before its virtual environment was complete), holder (a process
+runs), older_than_files (the running server began before one of `READ_AT_START` was written), holder (a process
 outside the lab that listens on the port, "" for none).
 """
 
@@ -11,7 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-VENV_COMPLETE = "/opt/labctl/venv/complete"
+# What a running server has read once.
+READ_AT_START = ("/opt/labctl/venv/complete", "/etc/labctl/cuda.env")
 UNIT = "tf-join-server.service"
 LAB_UNITS = (UNIT, "labctl-run.service", "labctl-check-listener.service")
 LISTEN = "0A"
@@ -43,13 +44,16 @@ def fingerprint(pid: str) -> str:
     )
 
 
-def older_than_venv(started_us: int) -> bool:
-    """Return whether a moment on the monotonic clock lies before the virtual environment was completed."""
-    try:
-        completed = Path(VENV_COMPLETE).stat().st_mtime
-    except OSError:
-        return False
-    return time.time() - (time.monotonic() - started_us / 1e6) < completed
+def older_than_files(started_us: int) -> bool:
+    """Return whether a moment on the monotonic clock lies before one of `READ_AT_START` was written."""
+    started = time.time() - (time.monotonic() - started_us / 1e6)
+    for path in READ_AT_START:
+        try:
+            if started < Path(path).stat().st_mtime:
+                return True
+        except OSError:
+            continue
+    return False
 
 
 def listening_inodes(port: int) -> set[str]:
@@ -104,7 +108,7 @@ def main() -> None:
                 "unit_exists": unit["LoadState"] != "not-found",
                 "active": unit["ActiveState"],
                 "fingerprint": fingerprint(unit["MainPID"]),
-                "older_than_venv": older_than_venv(
+                "older_than_files": older_than_files(
                     int(unit.get("ExecMainStartTimestampMonotonic") or 0)
                 ),
                 "holder": ", ".join(filter(None, map(stranger, listeners(port)))),
