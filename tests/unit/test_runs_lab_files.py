@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from labctl.runs.lab_files import (
     write_baseline,
 )
 from labctl.runs.record import LabPhase
+from tests.unit.test_predict_gpu import gpu_of
 
 BASELINE = Baseline(
     {"tf0": "a", "tf1": "b"}, (LinkBaseline("tf0", "tf1", 1e9, None, None, 5.0, "iperf 3.12"),)
@@ -36,6 +38,18 @@ def test_a_baseline_comes_back_and_is_private(tmp_path: Path) -> None:
     forget_baseline(tmp_path)
     forget_baseline(tmp_path)
     assert read_baseline(tmp_path) is None
+
+
+def test_figures_of_gpus_may_outlive_the_others(tmp_path: Path) -> None:
+    gpus = (gpu_of("tf0"),)
+    write_baseline(tmp_path, replace(BASELINE, gpus=gpus))
+    forget_baseline(tmp_path, keep_gpus=True)
+    assert read_baseline(tmp_path) == Baseline(BASELINE.boot_ids, gpus=gpus)
+    forget_baseline(tmp_path)
+    assert read_baseline(tmp_path) is None
+    write_baseline(tmp_path, BASELINE)
+    forget_baseline(tmp_path, keep_gpus=True)
+    assert not (tmp_path / BASELINE_FILE).exists()
 
 
 @pytest.mark.parametrize(
