@@ -1,9 +1,10 @@
 """A GPU's cold start told apart, as far as the record has evidence for it. Pure; times as in `ledger`.
 
-`gpu_wake` and `gpu_libraries` are phases of their own. `gpu_context` is what a phase took up to TensorFlow's line
-"Created device ... with N MB memory" in it: driver, context, kernels' load and the mapping of memory, which nothing
-tells apart. `cublas_start` is taken from what the probe measured of the GPU by itself: handle and first product.
-What is left of the first step's set-up stays whole, and is named `setup_and_compile` where kernels were compiled.
+`import_nvml`, `gpu_wake` and `gpu_libraries` are phases of their own. `gpu_context` is what a phase took up to
+TensorFlow's line "Created device ... with N MB memory" in it: driver, context, kernels' load and the mapping of
+memory, which nothing tells apart. `cublas_start` is taken from what the probe measured of the GPU by itself: handle
+and first product. What is left of the first step's set-up stays whole, and is named `setup_and_compile` where
+kernels were compiled.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Any
 
 from . import host, wire
 from .events import EventLog
-from .nvml import Nvml, NvmlError
+from .nvml import Nvml, NvmlError, load
 
 # What TensorFlow 2.21 opens before it makes a GPU device (tsl/platform/default/dso_loader.cc and
 # MaybeTryDlopenGPULibraries), each after those that it needs itself; and the folder of each in NVIDIA's wheels.
@@ -66,8 +66,10 @@ class Gpu:
     def wake(self) -> None:
         """Wake the driver and write what NVML says of the devices; where it does not answer, say so and go on."""
         try:
+            with self._events.phase(wire.PHASE_IMPORT_NVML):
+                pynvml = load()
             with self._events.phase(wire.PHASE_GPU_WAKE):
-                self._nvml = Nvml.open(self._head)
+                self._nvml = Nvml.open(pynvml, self._head)
         except NvmlError as error:
             self.error = str(error)
             self._events.emit(wire.GPUS, error=self.error)

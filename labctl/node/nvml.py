@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,19 @@ class NvmlError(Exception):
     """NVML does not answer; the text says why, in its own words."""
 
 
+def load() -> Any:
+    """Return the module pynvml.
+
+    Raises:
+        NvmlError: It is not installed.
+    """
+    try:
+        import pynvml  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise NvmlError(f"nvidia-ml-py is not installed: {error}") from error
+    return pynvml
+
+
 class Nvml:
     """This node's GPUs, through one initialised NVML.
 
@@ -47,19 +60,16 @@ class Nvml:
         self._next_s = 0.0
 
     @classmethod
-    def open(cls, head: int) -> Nvml:
+    def open(cls, pynvml: Any, head: int) -> Nvml:
         """Initialise NVML and find the devices: the driver wakes what sleeps.
 
         Args:
+            pynvml: The module.
             head: Process id of the run's first process here.
 
         Raises:
-            NvmlError: There is no pynvml, no library, no driver, or it refuses.
+            NvmlError: There is no library, no driver, or it refuses.
         """
-        try:
-            import pynvml  # type: ignore[import-untyped]
-        except ImportError as error:
-            raise NvmlError(f"nvidia-ml-py is not installed: {error}") from error
         try:
             pynvml.nvmlInit()
             count = pynvml.nvmlDeviceGetCount()
@@ -73,30 +83,28 @@ class Nvml:
 
     def facts(self) -> list[Figures]:
         """Return the objects of a `gpus` event; a figure that NVML does not give is None."""
-        nvml = self._nvml
-        driver = _asked(nvml.nvmlSystemGetDriverVersion)
-        return [
-            {
-                "index": index,
-                "name": _asked(nvml.nvmlDeviceGetName, handle),
-                "uuid": _asked(nvml.nvmlDeviceGetUUID, handle),
-                "pci": _asked(lambda: _text(nvml.nvmlDeviceGetPciInfo(handle).busId)),  # noqa: B023 called here
-                "driver": driver,
-                "compute_capability": _asked(
-                    lambda: "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle))  # noqa: B023 called here
-                ),
-                "memory_bytes": _asked(lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total)),  # noqa: B023 called here
-                "persistence": _asked(lambda: bool(nvml.nvmlDeviceGetPersistenceMode(handle))),  # noqa: B023 called here
-                "sm_clock_max_mhz": _asked(
-                    nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM
-                ),
-                "memory_clock_max_mhz": _asked(
-                    nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM
-                ),
-                "power_limit_w": _milli(_asked(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
-            }
-            for index, handle in enumerate(self._handles)
-        ]
+        driver = self._ask("nvmlSystemGetDriverVersion")
+        return [self._facts_of(index, handle, driver) for index, handle in enumerate(self._handles)]
+
+    def _facts_of(self, index: int, handle: Any, driver: Any) -> Figures:
+        pci = self._ask("nvmlDeviceGetPciInfo", handle)
+        capability = self._ask("nvmlDeviceGetCudaComputeCapability", handle)
+        memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
+        persistence = self._ask("nvmlDeviceGetPersistenceMode", handle)
+        sm, other = self._nvml.NVML_CLOCK_SM, self._nvml.NVML_CLOCK_MEM
+        return {
+            "index": index,
+            "name": self._ask("nvmlDeviceGetName", handle),
+            "uuid": self._ask("nvmlDeviceGetUUID", handle),
+            "pci": None if pci is None else _text(pci.busId),
+            "driver": driver,
+            "compute_capability": None if capability is None else "{}.{}".format(*capability),
+            "memory_bytes": None if memory is None else int(memory.total),
+            "persistence": None if persistence is None else bool(persistence),
+            "sm_clock_max_mhz": self._ask("nvmlDeviceGetMaxClockInfo", handle, sm),
+            "memory_clock_max_mhz": self._ask("nvmlDeviceGetMaxClockInfo", handle, other),
+            "power_limit_w": _milli(self._ask("nvmlDeviceGetEnforcedPowerLimit", handle)),
+        }
 
     def usage(self) -> list[Figures] | None:
         """Return the objects of a `gpu_usage` event; None where it is too early to ask again.
@@ -113,30 +121,37 @@ class Nvml:
 
     def _use_of(self, index: int, handle: Any) -> Figures:
         nvml = self._nvml
+        rates = self._ask("nvmlDeviceGetUtilizationRates", handle)
+        memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
+        processes = self._ask("nvmlDeviceGetComputeRunningProcesses", handle)
         return {
             "index": index,
-            "utilisation_percent": _asked(
-                lambda: int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-            ),
-            "memory_used_bytes": _asked(lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).used)),
-            "sm_clock_mhz": _asked(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
-            "memory_clock_mhz": _asked(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
-            "power_w": _milli(_asked(nvml.nvmlDeviceGetPowerUsage, handle)),
-            "temperature_c": _asked(
-                nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU
+            "utilisation_percent": None if rates is None else int(rates.gpu),
+            "memory_used_bytes": None if memory is None else int(memory.used),
+            "sm_clock_mhz": self._ask("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
+            "memory_clock_mhz": self._ask("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM),
+            "power_w": _milli(self._ask("nvmlDeviceGetPowerUsage", handle)),
+            "temperature_c": self._ask(
+                "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU
             ),
             "throttle": self._throttle(handle),
-            "others": _asked(
-                lambda: foreign(nvml.nvmlDeviceGetComputeRunningProcesses(handle), self._head)
-            ),
+            "others": None if processes is None else foreign(processes, self._head),
         }
 
     def _throttle(self, handle: Any) -> list[str] | None:
         # The first name came with driver 535; older libraries have the second alone.
-        mask = _asked(self._nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+        mask = self._ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
         if mask is None:
-            mask = _asked(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+            mask = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
         return None if mask is None else throttle_names(mask)
+
+    def _ask(self, function: str, *arguments: Any) -> Any:
+        """Return what a function of NVML says; None where it refuses, or this version does not have it."""
+        try:
+            value = getattr(self._nvml, function)(*arguments)
+        except Exception:  # noqa: BLE001 pynvml has a class of its own for each error
+            return None
+        return _text(value) if isinstance(value, bytes) else value
 
 
 def throttle_names(mask: int) -> list[str]:
@@ -169,15 +184,6 @@ def _memory(process: Any) -> int | None:
     """Return what a process holds; NVML says all ones where it does not know, which pynvml turns into None."""
     used = process.usedGpuMemory
     return None if used is None else int(used)
-
-
-def _asked(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what a function of NVML says, None where it refuses."""
-    try:
-        value = function(*arguments)
-    except Exception:  # noqa: BLE001 its own errors, and functions that this version does not have
-        return None
-    return _text(value) if isinstance(value, bytes) else value
 
 
 def _text(value: Any) -> str:

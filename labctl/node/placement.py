@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import wire
+from . import host, wire
 from .errors import NO_GPU_DEVICE, OP_ON_CPU, NodeError
 
 _GPU = re.compile(r"(?:/task:(?P<task>\d+))?/device:(?:XLA_)?GPU:\d+\Z", re.IGNORECASE)
@@ -120,7 +120,7 @@ def reason_of(log: str, nvml_error: str | None = None) -> tuple[str, str]:
         found = re.search(words, log)
         if found is not None:
             return f"TensorFlow said: {found[0].strip()}", do
-    if not _built_for_cuda():
+    if host.cuda_version() is None:
         return (
             "this TensorFlow is built for CPUs alone",
             "tensorflow_build: gpu in the inventory, then labctl provision; or labctl run --cpu",
@@ -164,12 +164,6 @@ def require_on_gpu(misplaced: Sequence[tuple[str, str]]) -> None:
         do="labctl run --gpu --soft-placement allows it; --feed fed keeps TensorFlow from computing it beforehand",
         kind=OP_ON_CPU,
     )
-
-
-def _built_for_cuda() -> bool:
-    import tensorflow as tf
-
-    return bool(tf.test.is_built_with_cuda())
 
 
 def _tail(path: str) -> str:

@@ -81,6 +81,7 @@ PHASE_INTERPRETER = "interpreter"
 PHASE_PEERS = "wait_for_peers"
 PHASE_IMPORT_NUMPY = "import_numpy"
 PHASE_IMPORT_TENSORFLOW = "import_tensorflow"
+PHASE_IMPORT_NVML = "import_nvml"  # of a GPU run, before `gpu_wake`
 PHASE_GPU_WAKE = (
     "gpu_wake"  # of a GPU run, before `import_tensorflow`: until the driver answers NVML
 )

@@ -31,6 +31,7 @@ _GROUPS: dict[str, tuple[str, ...]] = {
     "push, start": ("push", "start"),
     "interpreter, peers": (wire.PHASE_INTERPRETER, wire.PHASE_PEERS),
     "GPU's start": (
+        wire.PHASE_IMPORT_NVML,
         wire.PHASE_GPU_WAKE,
         wire.PHASE_GPU_LIBRARIES,
         PHASE_GPU_CONTEXT,

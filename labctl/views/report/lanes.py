@@ -35,6 +35,7 @@ _KINDS = {
     wire.PHASE_IMPORT_NUMPY: "start",
     wire.PHASE_IMPORT_TENSORFLOW: "start",
     wire.PHASE_PEERS: "wait",
+    wire.PHASE_IMPORT_NVML: "gpu",
     wire.PHASE_GPU_WAKE: "gpu",
     wire.PHASE_GPU_LIBRARIES: "gpu",
     PHASE_GPU_CONTEXT: "gpu",
