@@ -129,6 +129,29 @@ def test_measured_figures_are_named_checks_beside_the_others(
     assert asked == [["compute"]]
 
 
+def test_gpus_are_measured_on_demand_and_a_broken_one_is_exit_1(
+    doctor: Doctor,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    told = [
+        CheckResult("gpu-probe", "tf0", "skipped", "no NVIDIA GPU here"),
+        CheckResult("gpu-probe", "tf1", "skipped", "no NVIDIA GPU here"),
+    ]
+    monkeypatch.setenv("LABCTL_HOME", str(tmp_path))
+    monkeypatch.setattr("labctl.drive.gpu_bench.probe_gpus", lambda *_: told)
+    monkeypatch.setattr("labctl.drive.start.refuse_if_busy", lambda _: None)
+    monkeypatch.setattr("labctl.remote.connect.open_units", lambda *_: None)
+    doctor(OK)
+    assert run(["check", "--lab", "rehearsal", "--gpu-probe", "--json"]) == 0
+    found = [(each["name"], each["status"]) for each in _printed(capsys)]
+    assert found == [("spec", "ok"), ("gpu-probe", "skipped"), ("gpu-probe", "skipped")]
+    told[1] = CheckResult("gpu-probe", "tf1", "fail", "GPU 0: X", "an end", "reboot")
+    assert run(["check", "--lab", "rehearsal", "--gpu-probe"]) == 1
+    assert "reboot" in capsys.readouterr().err
+
+
 def test_a_busy_lab_is_not_measured_and_that_is_no_failure(
     doctor: Doctor,
     capsys: pytest.CaptureFixture[str],
@@ -142,10 +165,14 @@ def test_a_busy_lab_is_not_measured_and_that_is_no_failure(
     monkeypatch.setattr("labctl.drive.start.refuse_if_busy", busy)
     monkeypatch.setattr("labctl.remote.connect.open_units", lambda *_: None)
     doctor(OK)
-    assert run(["check", "--lab", "rehearsal", "--network", "--json"]) == 0
-    last = _printed(capsys)[-1]
-    assert (last["name"], last["status"]) == ("network", "skipped")
-    assert "busy with run x" in last["found"]
+    assert run(["check", "--lab", "rehearsal", "--network", "--gpu-probe", "--json"]) == 0
+    shown = _printed(capsys)[1:]
+    assert [(each["name"], each["status"]) for each in shown] == [
+        ("network", "skipped"),
+        ("gpu-probe", "skipped"),
+        ("gpu-probe", "skipped"),
+    ]
+    assert all("busy with run x" in each["found"] for each in shown)
 
 
 def _printed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:

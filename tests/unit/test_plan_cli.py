@@ -15,9 +15,11 @@ import pytest
 from labctl.__main__ import run
 from labctl.analysis.constants import figure
 from labctl.lab.home import Home
+from labctl.runs.lab_files import write_baseline
 from labctl.runs.record import read_record, write_record
 from labctl.runs.store import RunStore
 from labctl.views.plan import figure_text, time_text
+from tests.unit.test_predict_gpu import baseline as gpu_baseline
 
 RECORDS = Path(__file__).resolve().parents[1] / "fixtures/records"
 FED, STAGED = "20261130T181128Z-7aa9b1", "20261130T181529Z-a52ef3"
@@ -141,6 +143,65 @@ def test_a_gpu_is_shown_with_and_without_constants(
         assert words in text
 
 
+def test_the_labs_own_gpus_are_foreseen_from_the_probe(
+    store: RunStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", "--gpu"]) == 8
+    assert "labctl run" in capsys.readouterr().err
+    put(store, FED, 1)
+    assert run(["plan", "--gpu"]) == 8
+    assert "do        labctl check --gpu-probe" in capsys.readouterr().err
+    write_baseline(store.root.parent, gpu_baseline())
+    found = document(capsys, ["plan", "--gpu"])
+    assert found["work"]["device"] == "gpu"
+    prediction = found["prediction"]
+    assert [each["what"] for each in prediction["cold_start"]] == [
+        "wake", "context", "libraries", "handle", "product",
+    ]  # fmt: skip
+    assert {"copy", "compute", "transfer"} <= {each["what"] for each in prediction["parts"]}
+    parts = sum(part["seconds"]["value"] for part in prediction["parts"])
+    assert parts == pytest.approx(prediction["warm"]["value"])
+    assert found["on_cpu"] == document(capsys, ["plan"])["prediction"]["warm"]
+    assert found["wire_bound"]["gflops"] == 4000
+    assert found["wire_bound"]["power"] >= 1
+    text = shown(capsys, ["plan", "--gpu", "--device", "K80"])
+    for words in (
+        "inter-op 2 · GPU",
+        "once, by the probe of the GPUs",
+        "wake        the driver, before TensorFlow",
+        "GPU products on tf0: 4000 GFLOP/s",
+        "on its CPUs",
+        "4 P / B, P 4 TFLOP/s",
+        "Tesla K80",
+        "next: labctl run --gpu -L 1000",
+    ):
+        assert words in text
+
+
+def test_a_baseline_alone_lets_gpus_be_foreseen(
+    store: RunStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_baseline(store.root.parent, gpu_baseline())
+    found = document(capsys, ["plan", "--gpu"])
+    assert found["prediction"]["warm"]["value"] > 0
+    assert found["prediction"]["wall"] is None
+    assert found["prediction"]["runs"] == []
+    assert found["on_cpu"] is None
+    assert run(["plan"]) == 8
+
+
+def test_plans_for_gpus_and_cpus_stay_apart(
+    store: RunStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(store, FED, 1)
+    write_baseline(store.root.parent, gpu_baseline())
+    shown(capsys, ["plan", "--gpu"])
+    kept = json.loads((store.root.parent / "plans.jsonl").read_text())
+    assert kept["work"]["device"] == "gpu"
+    put(store, FED, 99)
+    assert [each["planned"] for each in document(capsys, ["plan", "--score"])["runs"]] == [False]
+
+
 def test_the_list_of_gpus_needs_no_lab(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,7 +214,7 @@ def test_the_list_of_gpus_needs_no_lab(
 @pytest.mark.parametrize(
     "argv",
     [["--device", "VT100"], ["-L", "0"], ["-n", "1001"], ["--tasks", "0"], ["--feed", "constant"],
-     ["--algorithm", "magic"], ["--score", "-L", "5"], ["--score", "--device", "K80"]],
+     ["--algorithm", "magic"], ["--score", "-L", "5"], ["--score", "--device", "K80"], ["--score", "--gpu"]],
 )  # fmt: skip
 def test_what_cannot_be_meant_is_refused(
     store: RunStore, capsys: pytest.CaptureFixture[str], argv: list[str]
