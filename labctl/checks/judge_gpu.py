@@ -179,17 +179,15 @@ def judge_gpu_access(seen: Observed, node: Node, facts: GpuFacts) -> Verdict:  #
             f"{', '.join(f'/dev/{each}' for each in wanted)}",
             on(node, "sudo nvidia-modprobe -u -c=0; role nvidia_driver has it done at each boot"),
         )
-    denied = {path: why for path, why in access.denied.items() if path.rpartition("/")[2] in wanted}
-    if denied:
-        path, why = next(iter(denied.items()))
+    denied = {path.rpartition("/")[2]: (path, why) for path, why in access.denied.items()}
+    closed = [denied[each] for each in wanted if each in denied]
+    if closed:
+        more = f" and {len(closed) - 1} more" if len(closed) > 1 else ""
+        paths = " ".join(path for path, _ in closed)
         return _refuse(
-            f"{access.user} cannot open {path} on {name}: {why}",
+            f"{access.user} cannot open {closed[0][0]}{more} on {name}: {closed[0][1]}",
             f"device nodes that {access.user} may read and write: TensorFlow runs as that user",
-            on(
-                node,
-                f"ls -l /dev/nvidia*; sudo chmod 0666 {path}, and for good the driver's own "
-                "NVreg_DeviceFileMode=0666",
-            ),
+            on(node, f"sudo chmod 0666 {paths}; for good: the driver's NVreg_DeviceFileMode=0666"),
         )
     if access.hidden:
         return _refuse(
