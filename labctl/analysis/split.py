@@ -167,7 +167,10 @@ class _Path:
         while op is not None and id(op) not in seen:
             seen.add(id(op))
             task = op.run.task
-            self._back_to(op.run.start_s, COMPUTE, task)
+            if op.end_s > op.run.end_s:  # it was queued first and ran on its GPU later
+                self._through(op.run.start_s, task, WAIT)
+            else:
+                self._back_to(op.run.start_s, COMPUTE, task)
             before = self._before(op)
             gap = OTHER if self._untold(op) or task in self._queued_only else WAIT
             if before is None:

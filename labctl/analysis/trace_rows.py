@@ -188,14 +188,12 @@ def _adopt(
     adopted: list[RawOp] = []
     homeless = 0
     for rows in blocks:
-        named = Counter(
-            same.task for row in rows if (same := known.get(row.name.partition(":")[0])) is not None
-        )
+        named = Counter(same.task for row in rows if (same := known.get(_op_name(row))) is not None)
         task = named.most_common(1)[0][0] if named else only[0] if only is not None else None
         single = {_gpu_of(row.device) for row in rows if _STREAM.search(row.device)}
         for row in rows:
             name, _, kind = row.name.partition(":")
-            same = known.get(name)
+            same = known.get(_op_name(row))
             owner = task if same is None else same.task
             if owner is None:
                 homeless += 1
@@ -212,6 +210,11 @@ def _adopt(
     return adopted, homeless
 
 
+def _op_name(row: NodeRow) -> str:
+    """Return the op whose kernel a row is of, or whose output it copies."""
+    return _EDGE_NAME.sub("", row.name.partition(":")[0])
+
+
 def _gpu_of(device: str) -> str:
     """Return the GPU that a row of its streams is of, e.g. `GPU:0`."""
     return _PLACE.sub("", device, count=1).partition("/")[0]
@@ -225,13 +228,13 @@ def _raw_copy(task: int, row: NodeRow) -> RawCopy | None:
     kind: Literal["h2d", "d2h"] = "h2d" if match["source"].lower() == "h" else "d2h"
     size = _COPY_BYTES.search(row.label)
     memory = _HOST_MEMORY[kind].search(row.label)
-    name = row.name.partition(":")[0]
+    name = _op_name(row)
     queued = 0 < row.scheduled_us <= row.start_us < row.scheduled_us + _FAR_US
     return RawCopy(
         kind=kind,
         task=task,
         device=_gpu_of(row.device),
-        tensor="" if _COPY.match(name) else _EDGE_NAME.sub("", name),
+        tensor="" if _COPY.match(name) else name,
         size_bytes=int(size[1]) if size is not None and int(size[1]) > 0 else row.output_bytes,
         host_memory="" if memory is None else memory[1],
         queued_us=row.scheduled_us if queued else None,

@@ -34,6 +34,7 @@ class Row:
     end_us: float
     size_bytes: int | None = None
     asked_us: float = 1_000  # when the receiver of a transfer asked for it
+    queued_us: float | None = None  # when the host put it into a GPU's stream
 
 
 def cpu(task: int) -> str:
@@ -94,6 +95,8 @@ def _node(row: Row, ahead_us: dict[int, int]) -> bytes:
     data = _text(1, row.name) + _number(2, start_us) + _number(5, length_us) + _text(8, row.label)
     if row.name != "RecvTensor":
         data += _number(4, length_us)
+    if row.queued_us is not None:
+        data += _number(9, START_US + round(row.queued_us + own))
     if row.size_bytes is not None:
         data += _message(7, _message(3, _message(4, _number(1, row.size_bytes))))
     return data
