@@ -18,6 +18,9 @@ MARGIN_S = 60.0  # the node ends a run by itself this long after labctl should h
 _SERVER_READY_S = 120.0
 _SERVER_STOP_S = 15.0
 _POLL_S = 0.1
+# Of the role cuda: what join server, client and checks share, and the driver's cache of compiled kernels.
+CUDA_ENVIRONMENT = "/etc/labctl/cuda.env"
+CUDA_KERNEL_CACHE = "/var/cache/labctl/cuda"
 _ENVIRONMENT = {"PYTHONUNBUFFERED": "1"}  # what a script prints is seen when it prints it
 
 
@@ -73,6 +76,8 @@ def start_client(machine: Machine, where: Places, run_id: str, timeout_s: float)
         user=where.user,
         deadline_s=timeout_s + MARGIN_S,
         stop_timeout_s=CLIENT_STOP_S,
+        environment_file=CUDA_ENVIRONMENT,
+        writable=(CUDA_KERNEL_CACHE,),
     )
     try:
         return machine.units.start(spec)

@@ -31,6 +31,9 @@ class UnitSpec:
             caller).
         deadline_s: Seconds after which the node itself ends it.
         stop_timeout_s: Seconds between TERM and KILL.
+        environment_file: A file on the node with further environment, `KEY=VALUE` lines; it may be missing.
+            Process units know none.
+        writable: Directories that it may write to beside its own; they may be missing.
     """
 
     name: str
@@ -41,6 +44,8 @@ class UnitSpec:
     user: str | None
     deadline_s: float
     stop_timeout_s: float = 5.0
+    environment_file: str | None = None
+    writable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

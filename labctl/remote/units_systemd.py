@@ -206,8 +206,10 @@ def run_argv(spec: UnitSpec, user: str) -> list[str]:
         f"TimeoutStopSec={spec.stop_timeout_s:.3f}",
         f"ExecStopPost={finish}",
         f"UnsetEnvironment={_PROXIES}",
+        *([] if spec.environment_file is None else [f"EnvironmentFile=-{spec.environment_file}"]),
         *_SANDBOX,
         f"ReadWritePaths={spec.directory}",
+        *(f"ReadWritePaths=-{each}" for each in spec.writable),
     )
     return [
         "systemd-run",

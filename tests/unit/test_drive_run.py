@@ -24,6 +24,7 @@ from labctl.drive.places import JOIN_SERVICE, RUN_UNIT
 from labctl.drive.plan import RunOptions, make_request
 from labctl.drive.run import attach, cancel, run
 from labctl.drive.session import Session
+from labctl.drive.start import CUDA_ENVIRONMENT, CUDA_KERNEL_CACHE
 from labctl.drive.timing import Timeline
 from labctl.errors import (
     HostUnreachableError,
@@ -324,6 +325,7 @@ def test_the_client_gets_its_own_directory_user_and_deadline(world: World) -> No
     assert spec.argv == (PYTHON, f"{directory}/payload.pyz", "client", "--plan", "plan.json")
     assert (spec.name, spec.description) == (RUN_UNIT, f"labctl run {record.run_id}")
     assert (spec.directory, spec.user) == (directory, "labctl")
+    assert (spec.environment_file, spec.writable) == (CUDA_ENVIRONMENT, (CUDA_KERNEL_CACHE,))
     assert 30 < spec.deadline_s < 120
     made = next(call for call in world.tf0.calls if call.argv[0] == "install")
     expected = ("install", "-d", "-o", "labctl", "-g", "admin", "-m", "2750", directory)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from labctl.errors import DeadlineError, LabBusyError, RemoteCommandError
@@ -97,6 +99,16 @@ def test_start_escapes_dollars_and_leaves_percent_and_environment() -> None:
     finish = next(each for each in argv if each.startswith("--property=ExecStopPost="))
     assert "$$SERVICE_RESULT" in finish
     assert "$SERVICE_RESULT" not in finish.replace("$$", "")
+
+
+def test_start_may_read_further_environment_and_write_elsewhere_where_these_exist() -> None:
+    plain = run_argv(SPEC, "labctl")
+    more = dataclasses.replace(SPEC, environment_file="/etc/x.env", writable=("/var/cache/x",))
+    assert set(run_argv(more, "labctl")) - set(plain) == {
+        "--property=EnvironmentFile=-/etc/x.env",
+        "--property=ReadWritePaths=-/var/cache/x",
+    }
+    assert not any("EnvironmentFile" in each for each in plain)
 
 
 def test_start_runs_as_the_login_user_when_none_is_named() -> None:
