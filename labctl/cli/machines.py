@@ -266,7 +266,7 @@ def down(
     json: JsonOption = False,
     debug: DebugOption = False,  # noqa: ARG001 acts in its callback
 ) -> None:
-    """Bring a lab's runs home, remove its machines and all that was made for it, and print a receipt; records stay."""
+    """Bring a lab's runs home, remove its machines and all else made for it, print a receipt; records stay."""
     from labctl.cli.tear_down import tear_down
     from labctl.lab.home import Home
     from labctl.providers import choose

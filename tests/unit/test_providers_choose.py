@@ -13,13 +13,21 @@ from labctl.providers import (
     host,
     identity,
     inventory,
+    listing,
     network,
     rehearsal,
     rootfs,
     state,
     teardown,
 )
-from labctl.providers.base import LabStatus, MachineOptions, MachineStatus, Receipt
+from labctl.providers.base import (
+    LabStatus,
+    MachineCost,
+    MachineOptions,
+    MachineStatus,
+    Receipt,
+)
+from labctl.providers.cloud.model import CloudOptions
 from labctl.providers.identity import LabIdentity
 from labctl.providers.rehearsal import RehearsalProvider
 
@@ -35,6 +43,13 @@ def brought(home: Home, name: str) -> Path:
     folder.mkdir(parents=True)
     (folder / "hosts.yml").write_text("tf_cluster: {}\n")
     return folder
+
+
+def in_cloud(home: Home, name: str) -> None:
+    file = home.inventory(name) / "group_vars/all/cloud.yml"
+    file.parent.mkdir(parents=True)
+    file.write_text("lab_provider: aws\n")
+    (home.inventory(name) / "hosts.yml").write_text("tf_cluster: {}\n")
 
 
 def test_lab_to_make(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,12 +68,67 @@ def test_names_that_cannot_have_machines(home: Home, name: str) -> None:
         choose.lab_to_make(home, name)
 
 
-@pytest.mark.parametrize(
-    ("name", "why"), [("aws", "not yet available"), ("gcp", "not yet"), ("foo", "unknown")]
-)
-def test_providers_that_are_not_there(home: Home, name: str, why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        choose.provider(home, name)
+def test_a_provider_that_is_not_there(home: Home) -> None:
+    with pytest.raises(ConfigError, match="--provider foo: unknown"):
+        choose.provider_to_make(home, "demo", "foo")
+
+
+def test_provider_of_a_lab_is_its_own(home: Home) -> None:
+    assert choose.provider_to_make(home, "demo", None) == "rehearsal"
+    assert choose.provider_to_make(home, "demo", "gcp") == "gcp"
+    inventory.write(home.inventory("demo"), home.local_dir("demo"), network.FIRST_SUBNET, 2)
+    assert choose.provider_to_make(home, "demo", None) == "rehearsal"
+    with pytest.raises(
+        ConfigError, match="lab demo has machines of rehearsal, --provider says aws"
+    ):
+        choose.provider_to_make(home, "demo", "aws")
+    in_cloud(home, "far")
+    assert choose.provider_to_make(home, "far", None) == "aws"
+    assert choose.provider_of(home, "far").name == "aws"
+    with pytest.raises(ConfigError, match="lab far has machines of aws, --provider says gcp"):
+        choose.provider_to_make(home, "far", "gcp")
+
+
+def test_a_cloud_means_a_lab_of_its_own(home: Home) -> None:
+    brought(home, "mine")
+    home.activate("mine")
+    assert choose.lab_to_make(home, None, "aws") == "aws"
+    in_cloud(home, "far")
+    home.activate("far")
+    assert choose.lab_to_make(home, None, "aws") == "far"
+    assert choose.lab_to_make(home, None, "gcp") == "gcp"
+
+
+def test_options_of_others_are_refused_by_name(home: Home) -> None:
+    choose.refuse_others("rehearsal", {"--memory": "4G", "--gpu": None, "--yes": False})
+    choose.refuse_others("gcp", {"--project": "p", "--memory": None, "--spot/--no-spot": "False"})
+    with pytest.raises(UsageError, match=r"^--gpu, --yes: not of provider rehearsal"):
+        choose.refuse_others("rehearsal", {"--memory": "4G", "--gpu": "T4", "--yes": True})
+    with pytest.raises(UsageError, match=r"^--memory: not of provider aws"):
+        choose.refuse_others("aws", {"--memory": "4G", "--gpu": "T4"})
+    with pytest.raises(UsageError, match=r"^--project: not of provider aws"):
+        choose.refuse_others("aws", {"--project": "p"})
+
+
+def test_commands_of_clouds_are_for_their_labs(home: Home) -> None:
+    in_cloud(home, "far")
+    assert choose.cloud_provider(home, "far", "stop").name == "aws"
+    with pytest.raises(ConfigError, match="lab near is in no cloud: labctl stop"):
+        choose.cloud_provider(home, "near", "stop")
+
+
+def test_down_asks_a_named_cloud_for_a_lab_that_is_not_known(home: Home) -> None:
+    somewhere = CloudOptions(region="eu-west-1")
+    assert choose.cloud_to_ask(home, "lost", "aws", somewhere) == "aws"
+    assert choose.cloud_to_ask(home, "lost", None, CloudOptions()) is None
+    in_cloud(home, "far")
+    assert choose.cloud_to_ask(home, "far", None, CloudOptions()) == "aws"
+    with pytest.raises(UsageError, match="go with --provider"):
+        choose.cloud_to_ask(home, "lost", None, somewhere)
+    with pytest.raises(UsageError, match="--provider azure"):
+        choose.cloud_to_ask(home, "lost", "azure", somewhere)
+    with pytest.raises(ConfigError, match="has machines of aws"):
+        choose.cloud_to_ask(home, "far", "gcp", somewhere)
 
 
 def test_brought_machines_are_not_removed(home: Home) -> None:
@@ -98,6 +168,9 @@ def test_state_of_a_lab() -> None:
 
     states = [status(*each).state for each in ((), (True, True), (True, False), (False,))]
     assert states == ["down", "up", "partly", "down"]
+    off = MachineStatus("tf0", "", running=False, stopped=True)
+    assert LabStatus((off,)).state == "stopped"
+    assert LabStatus((off,), unknown="no answer").state == "unknown"
 
 
 def test_receipt_has_the_agreed_keys() -> None:
@@ -115,11 +188,34 @@ def test_receipt_has_the_agreed_keys() -> None:
     ]
 
 
+def test_receipt_of_a_cloud() -> None:
+    receipt = Receipt(
+        removed=("machine tf0 (i-1)",),
+        cost=0.88,
+        machines=(MachineCost("tf0", "g4dn.xlarge", 0.83, 0.5, 0.44),),
+        hours=0.83,
+        first_step_h=0.31,
+        asked="aws at 2026-11-30 14:31:07 UTC",
+    )
+    assert choose.receipt_lines("demo", receipt, "3 runs, every file's digest equal") == [
+        "records    3 runs, every file's digest equal",
+        "removed    machine tf0 (i-1)",
+        "left       nothing with label labctl-lab=demo (asked aws at 2026-11-30 14:31:07 UTC)",
+        "machine    tf0 g4dn.xlarge ran 0.83 h, was off 0.50 h: 0.44 USD",
+        "cost       0.83 h, 0.88 USD, of which 0.31 h before the first step",
+    ]
+    data = receipt.to_dict()
+    assert data["machines"][0]["usd"] == 0.44
+    assert data["first_step_h"] == 0.31
+    unknown = choose.receipt_lines("demo", Receipt(removed=("x",), cost=None, hours=1.0))
+    assert unknown[-1] == "cost       1.00 h, price unknown; no run came to its first step"
+
+
 def test_labs_are_listed_with_the_active_one_marked(home: Home) -> None:
     folder = home.inventory("demo")
     inventory.write(folder, home.local_dir("demo"), network.FIRST_SUBNET, 2)
     home.activate("demo")
-    (row,) = choose.lab_rows(home)
+    (row,) = listing.lab_rows(home)
     assert row.to_dict() == {
         "name": "demo",
         "provider": "rehearsal",
@@ -127,9 +223,15 @@ def test_labs_are_listed_with_the_active_one_marked(home: Home) -> None:
         "state": "down",
         "active": True,
         "cost": 0.0,
+        "usd_per_hour": 0.0,
+        "deadline_unix_s": None,
+        "asked_unix_s": None,
+        "notes": [],
     }
-    assert choose.lab_lines([row])[1].startswith("*  demo")
-    assert choose.lab_lines([]) == ["no lab yet: labctl up makes one"]
+    (head, line) = listing.lab_lines([row], 0.0)
+    assert line.startswith("*  demo")
+    assert head.split() == ["lab", "provider", "nodes", "state", "cost"]
+    assert listing.lab_lines([], 0.0) == ["no lab yet: labctl up makes one"]
 
 
 def half_make(home: Home, name: str) -> LabIdentity:
@@ -154,18 +256,18 @@ def half_make(home: Home, name: str) -> LabIdentity:
 
 def test_a_half_made_lab_is_listed_and_taken_down(home: Home) -> None:
     half_make(Home(home.root.parent / "elsewhere"), "foreign")
-    assert choose.lab_rows(home) == []
+    assert listing.lab_rows(home) == []
     assert choose.lab_to_remove(home, None) == "rehearsal"
 
     half_make(home, "one")
-    (row,) = choose.lab_rows(home)
+    (row,) = listing.lab_rows(home)
     assert (row.name, row.provider, row.nodes, row.state) == ("one", "rehearsal", 2, "partly")
     assert choose.lab_to_remove(home, None) == "one"
 
     home.make_local_dir("two")
     assert choose.lab_to_remove(home, None) == "one"
     half_make(home, "two").state_file.write_text("damaged")
-    assert [row.name for row in choose.lab_rows(home)] == ["one", "two"]
+    assert [row.name for row in listing.lab_rows(home)] == ["one", "two"]
     with pytest.raises(ConfigError, match="one or two"):
         choose.lab_to_remove(home, None)
     assert choose.lab_to_remove(home, "two") == "two"

@@ -131,6 +131,14 @@ class Books:
         Raises:
             ConfigError: The file cannot be read, or a value cannot be.
         """
+        return known_values(self._variables(), str(self.variables_file))
+
+    def _variables(self) -> dict[str, Any]:
+        """Return what YAML makes of the lab's variables.
+
+        Raises:
+            ConfigError: The file cannot be read.
+        """
         import yaml
 
         try:
@@ -143,7 +151,13 @@ class Books:
                 expected="YAML, without vaulted values",
                 do="correct it, then the same command again",
             ) from error
-        return known_values(data or {}, str(self.variables_file))
+        if not isinstance(data, dict | None):
+            raise ConfigError(
+                f"{self.variables_file} is no list of variables",
+                expected="variables as playbooks/cloud/README.md describes them",
+                do="correct it, then the same command again",
+            )
+        return data or {}
 
     def is_edited(self) -> bool:
         """Return whether the user wrote or changed the lab's variables."""
@@ -195,11 +209,11 @@ class Books:
         hosts = {each.node: self._host(wish, each) for each in there if is_node_name(each.node)}
         client = {name: host for name, host in hosts.items() if node_index(name) == 0}
         workers = {name: host for name, host in hosts.items() if node_index(name) > 0}
-        own = self.values()
+        own = self._variables()
         missing = {
             variable: value
             for variable, value in wish.variables(self.local).items()
-            if variable in _PROVISIONED and not _is_set(own, variable)
+            if variable in _PROVISIONED and variable not in own
         }
         tree: dict[str, Any] = {
             "tf_cluster": {
@@ -348,12 +362,6 @@ def owner_name() -> str:
         except (KeyError, OSError):
             name = f"uid-{os.getuid()}"
     return re.sub(r"[^a-z0-9_-]", "-", name.lower()).strip("-_")[:63] or "unknown"
-
-
-def _is_set(own: dict[str, Any], variable: str) -> bool:
-    from labctl.providers.cloud.wish import VARIABLES
-
-    return VARIABLES.get(variable, "") in own
 
 
 def _sealed_by(text: str) -> str:

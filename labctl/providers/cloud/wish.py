@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
@@ -172,7 +173,7 @@ FIXED = {
 """Fields that hold for the life of a lab's machines, and what names them for the user."""
 
 
-def known_values(data: Any, where: str) -> dict[str, Any]:
+def known_values(data: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the fields of a wish that a file of variables sets.
 
     Args:
@@ -182,8 +183,6 @@ def known_values(data: Any, where: str) -> dict[str, Any]:
     Raises:
         ConfigError: A value is not what its variable asks for.
     """
-    if not isinstance(data, dict):
-        raise _wrong(where, "it is no list of variables")
     values: dict[str, Any] = {}
     for variable, name in VARIABLES.items():
         if variable not in data or data[variable] is None:
