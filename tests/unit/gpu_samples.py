@@ -140,9 +140,6 @@ def libraries(at_s: float = 2.4) -> Event:
     return event(wire.LIBRARIES, at_s, libraries=opened)
 
 
-STEPS_S = (3.4, 5.8)  # between them the readings of `on_gpu` fall into the warm steps
-
-
 def on_gpu(
     *,
     trace: StepTrace | None = None,
@@ -171,7 +168,7 @@ def on_gpu(
     told = [
         listed(0.99),
         *phase(wire.PHASE_GPU_WAKE, 0.94, 0.94 + wake_s),
-        *phase(wire.PHASE_GPU_LIBRARIES, 2.45 - libraries_s, 2.45),
+        *phase(wire.PHASE_GPU_LIBRARIES, 6.1, 6.1 + libraries_s),  # where no other phase is
         libraries(),
         *phase(wire.PHASE_WARM_STEPS, 3.2, 6.0),
         *early,
