@@ -147,14 +147,14 @@ def failure(provider: str, outcome: PlaybookOutcome) -> LabctlError:
     """Return the error for a playbook that failed: its own three parts, completed by what is known of the cloud."""
     again = f"see {outcome.log}; the same command again goes on where it stopped"
     if not outcome.failures:
-        last = _last_error(outcome.log)
-        return PlaybookError(f"{outcome.playbook} ended with {outcome.rc}{last}", do=again)
-    first = outcome.failures[0]
-    found, expected, do = three_parts(first.message)
+        said = _last_error(outcome.log)
+        return PlaybookError(f"{outcome.playbook} ended with {outcome.rc}{said}", do=again)
+    last = outcome.failures[-1]  # a play says what a failed task means in a task after it
+    found, expected, do = three_parts(last.message)
     if expected is None:
-        found = f"{outcome.playbook}, '{first.task}': {found}"
+        found = f"{outcome.playbook}, '{last.task}': {found}"
     for hint in cloud(provider).hints:
-        if re.search(hint.words, first.message, re.IGNORECASE):
+        if re.search(hint.words, last.message, re.IGNORECASE):
             kind = ConfigError if hint.local else PlaybookError
             return kind(found, expected=expected or hint.expected, do=do or hint.do)
     return PlaybookError(found, expected=expected, do=do or again)
