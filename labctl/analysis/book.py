@@ -45,13 +45,16 @@ class Book:
         self._names = _names(facts, self._baselines)
         self.used: dict[str, Figure] = {}
         self._notes: dict[str, None] = {}
+        self._borrowed: list[str] = []
         self._samples: dict[str, dict[int, list[float]]] = {}
         self._figures: dict[tuple[str, int], Figure | None] = {}
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What could not be known, one line each."""
-        return tuple(self._notes)
+        if not self._borrowed:
+            return tuple(self._notes)
+        return (*self._notes, f"of CPU runs, as no GPU run has them: {', '.join(self._borrowed)}")
 
     @property
     def facts(self) -> Sequence[RunFacts]:
@@ -291,7 +294,7 @@ class Book:
         if name not in self._samples:
             found = _by_size(self.own, size, samples_of)
             if not found and lent and (found := _by_size(self.lent, size, samples_of)):
-                self.note(f"{name}: no GPU run has measured it; it is of CPU runs")
+                self._borrowed.append(name)
             self._samples[name] = found
         by_size = self._samples[name]
         if not by_size:

@@ -188,6 +188,8 @@ class Driver(Library):
         fitting = (advice for codes, advice in ADVICE.items() if status in codes)
         expected, do = next(fitting, ("CUDA_SUCCESS", _DMESG))
         told = (name.value or b"CUDA error").decode()
+        closed = [node for node, is_open in device_nodes().items() if not is_open]
+        do = f"{do}; this user may not open {', '.join(closed)}" if closed else do
         absent = status == NO_DEVICE and "CUDA_VISIBLE_DEVICES" not in os.environ
         return ProbeError(f"{function}: {told} ({status})", expected, do, absent=absent)
 
@@ -537,6 +539,12 @@ def _ended(pid: int, problem: str, told: Facts) -> Facts:
     return told
 
 
+def device_nodes() -> dict[str, bool]:
+    """Return NVIDIA's device nodes, and whether this user may open each."""
+    nodes = [node for name in ("nvidia[0-9]*", "nvidia*ctl") for node in Path("/dev").glob(name)]
+    return {str(each): os.access(each, os.R_OK | os.W_OK) for each in sorted(nodes)}
+
+
 def look() -> Facts:
     """Return what can be read of the machine without waking the driver."""
     version = ""
@@ -558,12 +566,8 @@ def look() -> Facts:
             blind += 1
         except OSError:
             continue  # it has ended
-    nodes = {
-        str(each): os.access(each, os.R_OK | os.W_OK)
-        for each in (*Path("/dev").glob("nvidia[0-9]*"), *Path("/dev").glob("nvidiactl"))
-    }
     return {
-        "kernel_module": version, "pci_gpus": pci, "device_nodes": nodes, "persistenced": daemon,
+        "kernel_module": version, "pci_gpus": pci, "device_nodes": device_nodes(), "persistenced": daemon,
         "held_by": sorted(map(int, holders)), "all_processes_seen": blind == 0,
     }  # fmt: skip
 
@@ -647,7 +651,7 @@ def table(answer: Facts) -> str:
             elif name.endswith("_s"):
                 told = f"{value * 1e3:.4g} ms"
             elif name.endswith("_bytes"):
-                told = f"{value / (1 << 20):.0f} MiB"
+                told = f"{value >> 20} MiB"
             elif name not in {"index", "name", "compute_capability", "copies"}:
                 told = f"{value:.4g}" if isinstance(value, float) else f"{value}"
             lines += [f"  {name:<28}{told}"] if told else []
