@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from labctl.analysis.explain import explain
 from labctl.analysis.explained import Explained
 from labctl.analysis.model import StepTrace
 from labctl.node import wire
@@ -14,7 +15,7 @@ from labctl.runs.events import Event
 from labctl.runs.gpus import CudaState, GpuState
 from labctl.runs.record import NodeFacts
 from tests.unit.explained_samples import explained, traced
-from tests.unit.made_traces import MB4, Row, op, recv, source
+from tests.unit.made_traces import MB4, Row, op, recv, run_data, source
 from tests.unit.stories import MATPOW, START_S, TF0, TF1, event, phase
 
 GPU = replace(MATPOW, device="gpu", soft_placement=False)
@@ -255,3 +256,14 @@ def gpu_step(*, streams: bool = True) -> list[Row]:
         op(0, "total", "AddN", "MatMul_1/_5, MatMul_3_S3", 17_100, 17_300),
     ]
     return rows
+
+
+def traced_on_gpus() -> Explained:
+    """Return a run on two GPUs by its step stats, with readings of NVML and a probe of one GPU."""
+    data = run_data(gpu_step(), duration_ms=19, warm_ms=[19.0, 19.0])
+    record = replace(
+        data.record, parameters=GPU, nodes=nodes(), baseline=Baseline({}, gpus=(probe(),))
+    )
+    events = (*data.events, listed(8.0), use(9.0), use(9.5))
+    ordered = tuple(sorted(events, key=lambda each: each.t_ns))
+    return explain(replace(data, record=record, events=ordered))

@@ -25,6 +25,7 @@ from labctl.runs.record import Failure, NodeFacts, Span, write_record
 from labctl.views.report.metrics import METRICS
 from labctl.views.report.page import render
 from tests.unit import stories
+from tests.unit.gpu_samples import traced_on_gpus
 
 DOCS = Path(__file__).resolve().parents[2] / "docs/report.md"
 FIXTURE = Path(__file__).resolve().parents[1] / "fixtures/records/20261130T153419Z-f99880"
@@ -131,7 +132,7 @@ def test_only_its_own_style_and_script_may_run(large: Explained) -> None:
 
 
 def test_every_figure_is_defined_on_the_page_and_in_the_docs(large: Explained) -> None:
-    shown = page(large, [STEP_CAUSE]).named("abbr")
+    shown = page(large, [STEP_CAUSE]).named("abbr") + page(traced_on_gpus(), ()).named("abbr")
     assert {each["data-metric"] for each in shown} == set(METRICS)
     assert all(each["title"] == METRICS[each["data-metric"]].meaning for each in shown)
     listed = re.findall(
