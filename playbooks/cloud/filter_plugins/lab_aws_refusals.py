@@ -109,7 +109,7 @@ def _type_problems(
     if offer is None:
         yield _problem(
             "machine-type",
-            f"{machine['node']}: this region has no machine type {name}",
+            f"this region has no machine type {name}",
             "a machine type of this region, e.g. g4dn.xlarge",
             "correct lab_cloud_machine_type, or use another lab_cloud_region",
         )
@@ -117,14 +117,14 @@ def _type_problems(
     if zone not in offer["zones"]:
         yield _problem(
             "zone",
-            f"{machine['node']}: {zone} does not offer {name}",
+            f"{zone} does not offer {name}",
             f"one of {', '.join(offer['zones']) or 'no zone of this region'}",
             "correct lab_cloud_zone, or use another machine type",
         )
     if "x86_64" not in offer["architectures"]:
         yield _problem(
             "machine-type",
-            f"{machine['node']}: {name} is {', '.join(offer['architectures'])}",
+            f"{name} is {', '.join(offer['architectures'])}",
             "x86_64, as TensorFlow's GPU wheel is built for it",
             "correct lab_cloud_machine_type",
         )
@@ -135,7 +135,7 @@ def _type_problems(
     ]:
         yield _problem(
             "machine-type",
-            f"{machine['node']}: {name} has {has}",
+            f"{name} has {has}",
             wanted,
             "correct lab_cloud_machine_type, or lab_cloud_gpu_type and lab_cloud_gpu_count",
         )
@@ -149,21 +149,21 @@ def _image_problems(
     if image is None:
         yield _problem(
             "image",
-            f"{machine['node']}: {region} has no image {machine['image']!r} of {owner}",
+            f"{region} has no image {machine['image']!r} of {owner}",
             "an id, or a name pattern that an available x86_64 image has",
             do,
         )
     elif image["architecture"] not in {"x86_64", ""}:
         yield _problem(
             "image",
-            f"{machine['node']}: {image['id']} is {image['architecture']}",
+            f"{image['id']} is {image['architecture']}",
             "an x86_64 image",
             do,
         )
     elif image["size_gb"] > machine["disk_gb"]:
         yield _problem(
             "image",
-            f"{machine['node']}: {image['id']} is {image['size_gb']} GB, its disk {machine['disk_gb']} GB",
+            f"{image['id']} is {image['size_gb']} GB, its disk {machine['disk_gb']} GB",
             "a disk that the image fits on",
             f"set lab_cloud_disk_gb to {image['size_gb']} or more",
         )
@@ -354,11 +354,19 @@ def lab_aws_problems(looked: Mapping[str, Any]) -> list[dict[str, str]]:
             )
         ]
     offers = looked["offers"]
-    problems: list[dict[str, str]] = []
+    by_problem: dict[tuple[str, ...], list[str]] = {}
     for machine in looked["machines"]:
-        problems += _type_problems(machine, offers["machine_types"], zone)
-        problems += _image_problems(machine, looked["images"][machine["node"]], looked["region"])
-    return [*problems, *_quota_problems(looked["machines"], offers), *looked["network"]]
+        image = looked["images"][machine["node"]]
+        for each in (
+            *_type_problems(machine, offers["machine_types"], zone),
+            *_image_problems(machine, image, looked["region"]),
+        ):
+            by_problem.setdefault(tuple(each.values()), []).append(machine["node"])
+    of_machines = [
+        _problem(subject, f"{', '.join(nodes)}: {found}", expected, do)
+        for (subject, found, expected, do), nodes in by_problem.items()
+    ]
+    return [*of_machines, *_quota_problems(looked["machines"], offers), *looked["network"]]
 
 
 def lab_aws_unchecked(
