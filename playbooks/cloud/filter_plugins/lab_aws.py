@@ -79,7 +79,7 @@ _FAILURES = (
     (
         "unreachable",
         (
-            r"connect to the endpoint|[Tt]imeout|timed out|Connection (was closed|aborted|reset)"
+            r"connect to the endpoint|[Tt]imeout|[Tt]imed out|Connection (was closed|aborted|reset)"
             r"|Name or service|resolve|expected time frame|ServiceUnavailable|InternalError|InternalFailure"
             r"|\bUnavailable"
         ),
