@@ -1,11 +1,12 @@
 # ruff: noqa: INP001 a single file beside the playbooks, loaded by Ansible
 """What AWS would refuse of a lab, from what it said of zones, machine types, images, quotas and networks.
 
-Runs inside `ansible-playbook` on the control machine; standard library only.
+Runs inside `ansible-playbook` on the control machine; standard library, and botocore's list of regions.
 """
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -327,6 +328,31 @@ def _subnet_problems(subnet: Mapping[str, Any], cidr: str, zone: str) -> list[di
     return problems
 
 
+def lab_aws_region_problems(region: str) -> list[dict[str, str]]:
+    """Return the problem that a region has which does not exist; its endpoint would just not answer."""
+    try:
+        from botocore.session import Session
+    except ImportError:
+        return []  # the modules of amazon.aws say it
+    session = Session()
+    known = {
+        each
+        for partition in session.get_available_partitions()
+        for each in session.get_available_regions("ec2", partition)
+    }
+    if region in known:
+        return []
+    near = difflib.get_close_matches(region, known, n=1, cutoff=0.6)
+    return [
+        _problem(
+            "region",
+            f"AWS has no region {region}",
+            f"an AWS region, e.g. {near[0] if near else 'eu-central-1'}",
+            "correct lab_cloud_region and lab_cloud_zone; a region newer than botocore needs a newer botocore",
+        )
+    ]
+
+
 def lab_aws_problems(looked: Mapping[str, Any]) -> list[dict[str, str]]:
     """Return why AWS would refuse a lab's machines.
 
@@ -392,5 +418,6 @@ class FilterModule:
             "lab_aws_network": lab_aws_network,
             "lab_aws_problems": lab_aws_problems,
             "lab_aws_quota_code": lab_aws_quota_code,
+            "lab_aws_region_problems": lab_aws_region_problems,
             "lab_aws_unchecked": lab_aws_unchecked,
         }
