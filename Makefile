@@ -46,6 +46,10 @@ test-quick: setup ## All but the tests on rehearsal machines
 bench-explain: setup ## How long why, report and trace take on large records, and how that grows
 	$(BIN)/python -m bench.explain
 
+.PHONY: cuda-wheels
+cuda-wheels: setup ## Install the real CUDA wheels (gigabytes) on a machine of their own and open every library (root)
+	@scripts/cuda_wheels.sh
+
 .PHONY: lint
 lint: setup ## What CI holds: ruff, mypy, ansible-lint, yamllint, shellcheck, generated docs fresh
 	$(BIN)/ruff format --check $(SOURCES)

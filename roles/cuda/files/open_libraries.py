@@ -86,4 +86,5 @@ def main() -> None:
         print(f"{row['name']:<20} {row['path'] or row['error']}")
 
 
-main()
+if __name__ == "__main__":
+    main()
