@@ -137,7 +137,8 @@ def lab_gcp_subnet(
         variables: `lab_*`; lab_cloud_network is NETWORK, or NETWORK/SUBNET where it has several in the region.
         answers: To lab_gcp_questions.
     """
-    wanted, _, subnet_name = str(variables["lab_cloud_network"]).partition("/")
+    given, region = str(variables["lab_cloud_network"]), variables["lab_cloud_region"]
+    wanted, _, subnet_name = given.partition("/")
     nothing = {"network": "", "subnet": "", "problems": []}
     if not wanted:
         return nothing
@@ -167,7 +168,7 @@ def lab_gcp_subnet(
             "problems": [
                 _problem(
                     "network",
-                    f"{variables['lab_cloud_network']} has {names or 'no subnet'} in {variables['lab_cloud_region']}",
+                    f"{given} has {names or 'no such subnet'} in {region}",
                     "one subnet",
                     f"name it: lab_cloud_network: {wanted}/SUBNET, or use another region",
                 )

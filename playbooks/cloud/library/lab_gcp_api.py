@@ -101,18 +101,16 @@ class ApiError(Exception):
 class Api:
     """Compute Engine, for one project.
 
-    Attributes:
+    Args:
+        session: Sends requests, with credentials.
         project: Its id.
         answer_s: How long one call may take, tries together.
     """
 
-    def __init__(self, module: GcpModule) -> None:
-        self.project = module.params["project"]
-        self.answer_s = float(module.params["answer_s"])
-        try:
-            self._session = GcpSession(module, "compute").session()
-        except (auth_errors.GoogleAuthError, OSError, ValueError) as error:
-            raise ApiError("auth", str(error)) from error
+    def __init__(self, session: Any, project: str, answer_s: float) -> None:
+        self._session = session
+        self.project = project
+        self.answer_s = answer_s
 
     def call(
         self, method: str, path: str, query: dict[str, Any] | None = None, body: Any = None
@@ -198,7 +196,12 @@ class Api:
                 if code != "NO_RESULTS_ON_PAGE" or part.get("unreachables"):
                     text = (part.get("warning") or {}).get("message") or "a part is unreachable"
                     raise ApiError("api", f"{path}: {text}", 200, code)
-            found += [each for part in parts for each in part.get(collection) or []]
+            # Metadata has a machine's host key: it is left out here, and so appears in no output.
+            found += [
+                {key: value for key, value in each.items() if key != "metadata"}
+                for part in parts
+                for each in part.get(collection) or []
+            ]
             if not page.get("nextPageToken"):
                 return found
             query["pageToken"] = page["nextPageToken"]
@@ -230,6 +233,13 @@ class Api:
                 int(operation.get("httpErrorStatusCode") or 0),
                 str(failed[0].get("code") or ""),
             )
+
+
+def _session(module: GcpModule) -> Any:
+    try:
+        return GcpSession(module, "compute").session()
+    except (auth_errors.GoogleAuthError, OSError, ValueError) as error:
+        raise ApiError("auth", str(error)) from error
 
 
 def _asked(api: Api, question: dict[str, Any]) -> dict[str, Any]:
@@ -290,7 +300,7 @@ def main() -> None:
     orders = module.params["do"]
     name = next(iter(module.params["ask"]), "do")
     try:
-        api = Api(module)
+        api = Api(_session(module), module.params["project"], float(module.params["answer_s"]))
         for name, question in module.params["ask"].items():
             answers[name] = _asked(api, question)
         if orders and not module.check_mode:

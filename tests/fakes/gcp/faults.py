@@ -7,8 +7,8 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Kind = Literal["error", "operation", "stuck", "hang", "drop"]
-KINDS = ("error", "operation", "stuck", "hang", "drop")
+Kind = Literal["error", "operation", "stuck", "hang", "drop", "lost", "partial"]
+KINDS = ("error", "operation", "stuck", "hang", "drop", "lost", "partial")
 
 
 @dataclass
@@ -17,7 +17,8 @@ class Fault:
 
     Attributes:
         kind: `error` answers at once; `operation` lets the accepted work fail; `stuck` lets it never end; `hang`
-            answers nothing; `drop` closes the connection.
+            answers nothing; `drop` closes the connection; `lost` does the work, then closes it; `partial` leaves a
+            zone out of a list over all zones, and says so.
         method: HTTP method, "" for any.
         path: Pattern that the path after the project must contain.
         times: How many calls; None for all.

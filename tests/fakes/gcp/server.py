@@ -36,7 +36,7 @@ _KINDS: Final = {
 }
 
 
-class _DropError(Exception):
+class DropError(Exception):
     """The connection is to be closed without an answer."""
 
 
@@ -53,10 +53,11 @@ class StandIn:
 
     def __init__(self, cloud: Cloud, token: str, page_size: int = 2) -> None:
         self.cloud = cloud
-        self.token = token
+        self.token = self._first_token = token
         self.page_size = page_size
         self.script = Script()
         self.calls: list[tuple[str, str, int]] = []
+        self._requests: dict[str, Operation] = {}
         self.closing = threading.Event()
 
     def call(self, method: str, target: str, authorization: str, body: Json) -> tuple[int, Json]:
@@ -72,6 +73,8 @@ class StandIn:
                 fault = self.script.due(method, path)
                 self._break(fault)
                 answer = self._route(method, path.removeprefix(_ROOT), query, body, fault)
+                if fault is not None and fault.kind == "lost":
+                    raise DropError
         except ApiError as error:
             status, answer = error.status, error.body()
         self.calls.append((method, path, status))
@@ -87,7 +90,9 @@ class StandIn:
             elif (method, path) == ("POST", "/stand-in/power-off"):
                 self.cloud.power_off(str(body["name"]))
             elif (method, path) == ("POST", "/stand-in/remove"):
-                self._remove(str(body["name"]))
+                self._remove(str(body["name"]), keep_disk=bool(body.get("keep_disk")))
+            elif (method, path) == ("POST", "/stand-in/reset"):
+                self._reset()
             elif (method, path) == ("POST", "/stand-in/quotas"):
                 self.cloud.region_quotas.update(body)
             elif (method, path) == ("POST", "/stand-in/token"):
@@ -105,10 +110,19 @@ class StandIn:
                 return 404, {"error": f"no order {method} {path}"}
         return 200, {}
 
-    def _remove(self, name: str) -> None:
+    def _reset(self) -> None:
+        """Begin anew: nothing there, nothing wrong, nothing called."""
+        self.cloud = Cloud(self.cloud.project, operation_s=self.cloud.operation_s)
+        self.token = self._first_token
+        self.script.clear()
+        self.calls.clear()
+
+    def _remove(self, name: str, *, keep_disk: bool) -> None:
         """Delete an instance as somebody else would, at once."""
         for collection, scope, each in list(self.cloud.resources):
             if collection == "instances" and each == name:
+                if keep_disk:
+                    self.cloud.get(collection, scope, each)["disks"][0]["autoDelete"] = False
                 operation = self.cloud.delete(collection, scope, each)
                 operation.duration_s = 0
                 self.cloud.settle()
@@ -118,9 +132,9 @@ class StandIn:
             return
         if fault.kind == "hang":
             self.closing.wait(600)
-            raise _DropError
+            raise DropError
         if fault.kind == "drop":
-            raise _DropError
+            raise DropError
         if fault.kind == "error":
             raise ApiError(fault.status, fault.reason, fault.message)
 
@@ -135,7 +149,7 @@ class StandIn:
                 return self.cloud.about()
             aggregated = re.fullmatch(r"aggregated/([A-Za-z]+)", rest)
             if aggregated is not None and method == "GET":
-                return self._aggregated(aggregated[1], query)
+                return self._aggregated(aggregated[1], query, fault)
             scoped = _SCOPED.fullmatch(rest)
             if scoped is None:
                 raise not_found(path)
@@ -186,7 +200,11 @@ class StandIn:
                 if name
                 else self._list(collection, scope, query)
             )
-        accepted = self._accepted(method, at, body)
+        # An order given twice under one id is carried out once.
+        request = query.get("requestId", "")
+        accepted = self._requests.get(request) or self._accepted(method, at, body)
+        if request:
+            self._requests[request] = accepted
         if fault is not None and fault.kind == "stuck":
             accepted.duration_s = None
         if fault is not None and fault.kind == "operation":
@@ -277,7 +295,7 @@ class StandIn:
         }
         return {**answer, **({"items": page} if page else {}), **more}
 
-    def _aggregated(self, collection: str, query: dict[str, str]) -> Json:
+    def _aggregated(self, collection: str, query: dict[str, str], fault: Fault | None) -> Json:
         if collection not in _KINDS or collection in _COLLECTIONS["global"]:
             raise not_found(f"projects/{self.cloud.project}/aggregated/{collection}")
         page, more = self._page(self._matching(collection, query), query)
@@ -295,6 +313,9 @@ class StandIn:
         for scope, each in page:
             items[scope].pop("warning", None)
             items[scope].setdefault(collection, []).append(each)
+        if fault is not None and fault.kind == "partial":
+            gone = next(iter(items))
+            items[gone] = {"warning": {"code": "UNREACHABLE", "message": f"{gone} did not answer."}}
         return {"kind": f"{_KINDS[collection]}AggregatedList", "items": items, **more}
 
 
@@ -349,7 +370,7 @@ def serve(
                     status, answer = stand_in.call(
                         self.command, self.path, authorization, body or {}
                     )
-            except _DropError:
+            except DropError:
                 self.close_connection = True
                 return
             text = json.dumps(answer).encode()
