@@ -189,9 +189,11 @@ def judge_gpu_access(seen: Observed, node: Node, facts: GpuFacts) -> Verdict:  #
             f"device nodes that {access.user} may read and write: TensorFlow runs as that user",
             on(node, f"sudo chmod 0666 {paths}; for good: the driver's NVreg_DeviceFileMode=0666"),
         )
-    if access.hidden:
+    unseen = [each for each in wanted if f"/dev/{each}" in access.hidden]
+    if unseen:
+        more = f" and {len(unseen) - 1} more" if len(unseen) > 1 else ""
         return _refuse(
-            f"tf-join-server on {name} does not see {access.hidden[0]}, though the machine has it",
+            f"tf-join-server on {name} does not see /dev/{unseen[0]}{more}, though the machine has it",
             "a unit without PrivateDevices=yes",
             "labctl provision with the GPU build: it lets the unit see its GPUs",
         )
