@@ -381,7 +381,7 @@ def test_a_machine_counts_until_it_is_terminated(state: str, listed: bool, billa
 
 def test_what_is_left_is_named_with_the_reason() -> None:
     (disk,) = words.lab_aws_resources(
-        {**NOTHING, "volumes": [{"id": "vol-1", "status": "in-use", "tags": {}}]}
+        {**NOTHING, "volumes": [{"volume_id": "vol-1", "state": "in-use", "tags": {}}]}
     )
     refused = {"failed": True, "error": {"code": "VolumeInUse", "message": "vol-1 is attached"}}
     text = words.lab_aws_left([disk], [refused, {"changed": False}])

@@ -147,7 +147,7 @@ def lab_aws_resources(found: Mapping[str, Iterable[Mapping[str, Any]]]) -> list[
     """Return all that AWS has of a lab, in the words of an answer.
 
     Args:
-        found: What the info modules returned: instances, volumes, addresses, vpcs, subnets, gateways, groups, keys.
+        found: What lab_aws_found returned: instances, volumes, addresses, vpcs, subnets, gateways, groups, keys.
     """
     resources = [
         _machine(each) for each in found["instances"] if each["state"]["name"] != "terminated"
@@ -156,10 +156,10 @@ def lab_aws_resources(found: Mapping[str, Iterable[Mapping[str, Any]]]) -> list[
         _resource(
             "disk",
             each,
-            each["id"],
-            state=each["status"],
-            billable=each["status"] not in {"deleting", "deleted"},
-            zone=each.get("zone") or "",
+            each["volume_id"],
+            state=each["state"],
+            billable=each["state"] not in {"deleting", "deleted"},
+            zone=each.get("availability_zone") or "",
             created_unix_s=_unix_s(each.get("create_time")),
         )
         for each in found["volumes"]

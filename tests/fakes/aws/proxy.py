@@ -97,7 +97,9 @@ class FaultProxy:
     def __post_init__(self) -> None:
         self._closing = threading.Event()
         self._lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server = ThreadingHTTPServer(
+            ("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": self})
+        )
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
@@ -210,61 +212,66 @@ def _with_snapshots(body: bytes) -> bytes:
     return rewritten
 
 
-def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+def _amended(action: str, body: bytes, held: dict[str, tuple[str, str]]) -> bytes:
+    if action == "DescribeInstances" and held:
+        return _hold_states(body, held)
+    return _with_snapshots(body) if action == "DescribeVolumes" else body
 
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            text = body.decode(errors="replace")
-            action, service = _action(self.headers, text), _service(self.headers)
-            fault = proxy.take(action, text)
-            if fault is not None and fault.kind != "error":
-                if fault.kind == "hang":
-                    proxy.hold(fault)
-                self.close_connection = True
-                return
-            if fault is not None:
-                self._answer(fault.status, *_error_body(service, fault))
-            elif service == "servicequotas":
-                self._answer_quota(json.loads(text))
-            else:
-                self._hand_through(action, body)
 
-        def _answer_quota(self, asked: dict[str, str]) -> None:
-            code = asked.get("QuotaCode", "")
-            if code not in proxy.quotas:
-                refused = Fault("", code="AccessDeniedException", message="not authorised")
-                self._answer(400, *_error_body("servicequotas", refused))
-                return
-            quota = {"QuotaCode": code, "QuotaName": f"Quota {code}", "Value": proxy.quotas[code]}
-            self._answer(200, "application/x-amz-json-1.1", json.dumps({"Quota": quota}).encode())
+class _Handler(BaseHTTPRequestHandler):
+    proxy: FaultProxy
+    protocol_version = "HTTP/1.1"
 
-        def _hand_through(self, action: str, body: bytes) -> None:
-            upstream = http.client.HTTPConnection("127.0.0.1", proxy.upstream_port, timeout=60)
-            headers = {
-                name: value
-                for name, value in self.headers.items()
-                if name.lower() not in {"connection", "accept-encoding"}
-            }
-            upstream.request("POST", self.path, body, headers)
-            got = upstream.getresponse()
-            content = got.read()
-            upstream.close()
-            if action == "DescribeInstances" and got.status == 200 and proxy.held:
-                content = _hold_states(content, proxy.held)
-            if action == "DescribeVolumes" and got.status == 200:
-                content = _with_snapshots(content)
-            self._answer(got.status, got.headers.get("Content-Type", "text/xml"), content)
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        text = body.decode(errors="replace")
+        action, service = _action(self.headers, text), _service(self.headers)
+        fault = self.proxy.take(action, text)
+        if fault is not None:
+            self._fail(fault, service)
+        elif service == "servicequotas":
+            self._answer_quota(json.loads(text))
+        else:
+            self._hand_through(action, body)
 
-        def _answer(self, status: int, kind: str, content: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+    def _fail(self, fault: Fault, service: str) -> None:
+        if fault.kind == "error":
+            self._answer(fault.status, *_error_body(service, fault))
+            return
+        if fault.kind == "hang":
+            self.proxy.hold(fault)
+        self.close_connection = True
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 its name there
-            """Keep quiet."""
+    def _answer_quota(self, asked: dict[str, str]) -> None:
+        code = asked.get("QuotaCode", "")
+        if code not in self.proxy.quotas:
+            refused = Fault("", code="AccessDeniedException", message="not authorised")
+            self._answer(400, *_error_body("servicequotas", refused))
+            return
+        quota = {"QuotaCode": code, "QuotaName": f"Quota {code}", "Value": self.proxy.quotas[code]}
+        self._answer(200, "application/x-amz-json-1.1", json.dumps({"Quota": quota}).encode())
 
-    return Handler
+    def _hand_through(self, action: str, body: bytes) -> None:
+        upstream = http.client.HTTPConnection("127.0.0.1", self.proxy.upstream_port, timeout=60)
+        headers = {
+            name: value
+            for name, value in self.headers.items()
+            if name.lower() not in {"connection", "accept-encoding"}
+        }
+        upstream.request("POST", self.path, body, headers)
+        got = upstream.getresponse()
+        content = got.read()
+        upstream.close()
+        if got.status == 200:
+            content = _amended(action, content, self.proxy.held)
+        self._answer(got.status, got.headers.get("Content-Type", "text/xml"), content)
+
+    def _answer(self, status: int, kind: str, content: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 its name there
+        """Keep quiet."""
