@@ -9,14 +9,16 @@ from labctl.checks.collect import observe
 from labctl.checks.facts import Observed
 from labctl.checks.gpu_facts import GpuNeed
 from labctl.checks.gpu_parse import cuda_state, gpu_states
-from labctl.checks.judge_gpu import (
+from labctl.checks.judge_cuda import (
     judge_cuda_libraries,
     judge_cuda_versions,
+    judge_gpu_capability,
+    judge_gpu_compile,
+)
+from labctl.checks.judge_gpu import (
     judge_gpu,
     judge_gpu_access,
-    judge_gpu_capability,
     judge_gpu_clocks,
-    judge_gpu_compile,
     judge_gpu_holders,
     judge_gpu_memory,
     judge_gpu_persistence,

@@ -82,6 +82,8 @@ class AccessFacts:
         denied: Why a device node cannot be opened, by path.
         hidden: Device nodes that the running join server's own view of /dev lacks.
         cuda: CUDA version that the driver's library supports, e.g. `12.2`; "" if it did not say.
+        init: What `cuInit` returned, None if it could not be called.
+        count: GPUs that CUDA shows, None if it did not say.
         error: Why nothing could be tried, else None.
     """
 
@@ -89,6 +91,8 @@ class AccessFacts:
     denied: Mapping[str, str]
     hidden: tuple[str, ...]
     cuda: str
+    init: int | None
+    count: int | None
     error: str | None
 
 

@@ -42,6 +42,7 @@ FIELDS = {
     "temperature.gpu": "",
     "clocks_event_reasons.active": "clocks_throttle_reasons.active",
 }
+UNTRIED: Facts = {"denied": {}, "hidden": [], "cuda": "", "init": None, "count": None}
 MODULES = {"nvidia", "nvidia_uvm", "nouveau", "nova_core", "nova_drm"}
 UNKNOWN_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
 
@@ -54,14 +55,17 @@ for path in sys.argv[1:]:
         os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
     except OSError as error:
         denied[path] = error.strerror
-cuda = ""
+cuda, init, count = "", None, None
 try:
-    number = ctypes.c_int(0)
-    if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number)) == 0 and number.value > 0:
+    library, number = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(0)
+    if library.cuDriverGetVersion(ctypes.byref(number)) == 0 and number.value > 0:
         cuda = "%d.%d" % (number.value // 1000, number.value % 1000 // 10)
+    init = library.cuInit(0)
+    if init == 0 and library.cuDeviceGetCount(ctypes.byref(number)) == 0:
+        count = number.value
 except (OSError, AttributeError):
     pass
-print(json.dumps({"denied": denied, "cuda": cuda}))
+print(json.dumps({"denied": denied, "cuda": cuda, "init": init, "count": count}))
 """
 # Runs under TensorFlow's interpreter; finds the package without importing it.
 WHEEL_SCRIPT = r"""
@@ -272,7 +276,7 @@ async def access(who: Facts, paths: list[str], server_pid: int, shared: dict[str
     hidden: list[str] = []
     if server_pid and os.path.isdir(view + "/dev"):  # noqa: PTH112 pathlib is not worth its start here
         hidden = [path for path in paths if not os.path.exists(view + path)]  # noqa: PTH110 the same
-    told: Facts = {"denied": {}, "cuda": "", "hidden": hidden, "error": None}
+    told: Facts = {"hidden": hidden, "error": None}
     try:
         told.update(json.loads(out))
     except ValueError:
@@ -373,7 +377,7 @@ async def _gpu_facts(
         "secure_boot": signed,
         "loaded_version": loaded_version(),
         "dev_nodes": names,
-        "access": {"user": told_user, "denied": {}, "hidden": [], "cuda": "", **tried},
+        "access": {**UNTRIED, "user": told_user, **tried},
         "wheel": build,
         "cache": cache(place, shared.get("CUDA_CACHE_MAXSIZE", "")),
         "libraries": {"tried": None, **opened},

@@ -180,6 +180,8 @@ def _access(each: Reader) -> AccessFacts:
         denied=each.words("denied"),
         hidden=each.texts("hidden"),
         cuda=_match(r"\d+\.\d+", each.text("cuda")),
+        init=each.whole_or_none("init"),
+        count=each.whole_or_none("count"),
         error=each.text_or_none("error"),
     )
 

@@ -11,9 +11,6 @@ from collections.abc import Callable
 from labctl.checks.collect import CLIENT_UNIT, SERVER_UNIT
 from labctl.checks.facts import Observed
 from labctl.checks.gpu_facts import DeviceFacts, GpuFacts, HolderFacts
-from labctl.checks.gpu_parse import compiles
-from labctl.checks.judge_host import remedy
-from labctl.checks.kernels import kernels_for
 from labctl.checks.model import Verdict, fail, mib, ok, on, skipped, warn
 from labctl.errors import ConfigError
 from labctl.lab.model import Node
@@ -29,6 +26,14 @@ SMI_NO_LIBRARY = 12
 SMI_LOST = 15
 SMI_RESET = 16
 SMI_MISMATCH = 18
+# Of cuInit (cuda.h, `CUresult`).
+CUDA_ERRORS = {
+    100: ", no device: CUDA_VISIBLE_DEVICES, MIG or a control group may hide it",
+    802: ", system not yet initialised: a machine with NVSwitch needs its fabric manager",
+    803: ", the driver's library and its kernel module differ",
+    804: ", its compatibility library does not fit this GPU",
+    999: ", unknown error: often /dev/nvidia-uvm or its module",
+}
 # At rest, or as somebody set them: no fault.
 _USUAL_CLOCKS = frozenset(
     {"gpu-idle", "applications-clocks-setting", "display-clock-setting", "sync-boost"}
@@ -39,12 +44,12 @@ _UVM = "nvidia-uvm"
 Judge = Callable[[Observed, Node], Verdict]
 
 
-def _refuse(found: str, expected: str, do: str) -> Verdict:
+def refuse(found: str, expected: str, do: str) -> Verdict:
     """Return a failure whose error names the same things."""
     return fail(found, expected, do, ConfigError(found, expected=expected, do=do))
 
 
-def _asked(judge: Callable[[Observed, Node, GpuFacts], Verdict]) -> Judge:
+def asked(judge: Callable[[Observed, Node, GpuFacts], Verdict]) -> Judge:
     """Make a judge of GPU facts one that skips where no GPU was asked for."""
 
     def judged(seen: Observed, node: Node) -> Verdict:
@@ -57,17 +62,17 @@ def _asked(judge: Callable[[Observed, Node, GpuFacts], Verdict]) -> Judge:
     return judged
 
 
-def _answered(judge: Callable[[Observed, Node, GpuFacts], Verdict]) -> Judge:
+def answered(judge: Callable[[Observed, Node, GpuFacts], Verdict]) -> Judge:
     """Make a judge of GPU facts one that also skips where the driver does not answer: that is check `gpu`'s."""
 
     def judged(seen: Observed, node: Node, facts: GpuFacts) -> Verdict:
         return judge(seen, node, facts) if facts.answers else skipped("gpu failed")
 
     judged.__doc__ = judge.__doc__
-    return _asked(judged)
+    return asked(judged)
 
 
-@_asked
+@asked
 def judge_gpu(seen: Observed, node: Node, facts: GpuFacts) -> Verdict:  # noqa: ARG001 the judges' form
     """A GPU is there and its driver answers."""
     if facts.answers:
@@ -77,32 +82,32 @@ def judge_gpu(seen: Observed, node: Node, facts: GpuFacts) -> Verdict:  # noqa: 
     name = node.name
     if code == SMI_MISMATCH or "version mismatch" in said.lower():
         module = f"; kernel module {facts.loaded_version}" if facts.loaded_version else ""
-        return _refuse(
+        return refuse(
             f"nvidia-smi on {name}: {said}{module}",
             "the kernel module and the libraries of one driver version",
             f"driver upgraded, reboot {name}: the old module stays loaded until then",
         )
     if code in {0, SMI_NOT_FOUND}:
-        return _refuse(
+        return refuse(
             f"{name} has no usable GPU: nvidia-smi lists none{_bus_text(facts)}",
             "nvidia-smi lists a GPU on every node",
             _give(node, facts),
         )
     if code in {SMI_LOST, SMI_RESET}:
-        return _refuse(
+        return refuse(
             f"the GPU of {name} is lost: {said}",
             "a GPU that answers",
             f"reboot {name}; where that does not help, another machine",
         )
     if code is None:
-        return _refuse(
+        return refuse(
             f"nvidia-smi on {name} does not end: {said}",
             "an answer within seconds",
             f"reboot {name}; on it: sudo dmesg | grep -i -e nvrm -e xid says what the driver met",
         )
     if code in {SMI_DRIVER_MISSING, SMI_NOT_LOADED, SMI_NO_LIBRARY}:
         return _without_driver(node, facts, said)
-    return _refuse(
+    return refuse(
         f"nvidia-smi on {name} fails with {code}: {said}",
         "nvidia-smi lists a GPU on every node",
         on(node, "nvidia-smi -q; sudo dmesg | grep -i -e nvrm -e xid"),
@@ -124,7 +129,7 @@ def _without_driver(node: Node, facts: GpuFacts, said: str) -> Verdict:
         )
     else:
         do = _give(node, facts)
-    return _refuse(found, expected, do)
+    return refuse(found, expected, do)
 
 
 def _give(node: Node, facts: GpuFacts) -> str:
@@ -161,7 +166,7 @@ def _timed(facts: GpuFacts) -> str:
     return f"; nvidia-smi took {first:.2f} s, then {second:.2f} s"
 
 
-@_answered
+@answered
 def judge_gpu_access(seen: Observed, node: Node, facts: GpuFacts) -> Verdict:  # noqa: ARG001 the judges' form
     """The user who runs TensorFlow there may open the device nodes."""
     access, name = facts.access, node.name
@@ -174,7 +179,7 @@ def judge_gpu_access(seen: Observed, node: Node, facts: GpuFacts) -> Verdict:  #
         )  # made by a set-uid program, which a unit without new privileges cannot start
     missing = [each for each in wanted if each not in facts.dev_nodes]
     if missing:
-        return _refuse(
+        return refuse(
             f"{name} has a GPU, but no /dev/{missing[0]}",
             f"{', '.join(f'/dev/{each}' for each in wanted)}",
             on(node, "sudo nvidia-modprobe -u -c=0; role nvidia_driver has it done at each boot"),
@@ -184,7 +189,7 @@ def judge_gpu_access(seen: Observed, node: Node, facts: GpuFacts) -> Verdict:  #
     if closed:
         more = f" and {len(closed) - 1} more" if len(closed) > 1 else ""
         paths = " ".join(path for path, _ in closed)
-        return _refuse(
+        return refuse(
             f"{access.user} cannot open {closed[0][0]}{more} on {name}: {closed[0][1]}",
             f"device nodes that {access.user} may read and write: TensorFlow runs as that user",
             on(node, f"sudo chmod 0666 {paths}; for good: the driver's NVreg_DeviceFileMode=0666"),
@@ -192,15 +197,25 @@ def judge_gpu_access(seen: Observed, node: Node, facts: GpuFacts) -> Verdict:  #
     unseen = [each for each in wanted if f"/dev/{each}" in access.hidden]
     if unseen:
         more = f" and {len(unseen) - 1} more" if len(unseen) > 1 else ""
-        return _refuse(
+        return refuse(
             f"tf-join-server on {name} does not see /dev/{unseen[0]}{more}, though the machine has it",
             "a unit without PrivateDevices=yes",
             "labctl provision with the GPU build: it lets the unit see its GPUs",
         )
-    return ok(f"{access.user} opens {', '.join(f'/dev/{each}' for each in wanted)}")
+    if access.init or access.count == 0:
+        code = access.init or 100
+        return refuse(
+            f"CUDA does not start for {access.user} on {name}: cuInit returns {code}"
+            f"{CUDA_ERRORS.get(code, '')}",
+            "CUDA shows the GPUs that nvidia-smi lists",
+            on(node, "sudo dmesg | grep -i -e nvrm -e xid; systemctl status nvidia-fabricmanager")
+            + f"; else reboot {name}",
+        )
+    some = "" if access.count in {None, len(facts.devices)} else f"; CUDA shows {access.count} GPUs"
+    return ok(f"{access.user} opens {', '.join(f'/dev/{each}' for each in wanted)}{some}")
 
 
-@_answered
+@answered
 def judge_gpu_holders(seen: Observed, node: Node, facts: GpuFacts) -> Verdict:  # noqa: ARG001 the judges' form
     """No process but the lab's own has memory on a GPU."""
     strangers = [each for each in facts.holders if not _is_own(each, node)]
@@ -212,7 +227,7 @@ def judge_gpu_holders(seen: Observed, node: Node, facts: GpuFacts) -> Verdict:  
     kill = f"sudo kill {' '.join(str(each.pid) for each in strangers)}"
     if worst.unit.endswith(".service"):
         kill = f"sudo systemctl stop {worst.unit}"
-    return _refuse(
+    return refuse(
         f"on {node.name} {_holder_text(worst)}{more}",
         "no memory of a GPU held by others: TensorFlow would fail, or share it and be slow",
         on(node, kill),
@@ -238,7 +253,7 @@ def needed_bytes(size: int | None) -> int:
     return MARGIN_BYTES + MATRICES * 4 * (size or 0) ** 2
 
 
-@_answered
+@answered
 def judge_gpu_memory(seen: Observed, node: Node, facts: GpuFacts) -> Verdict:
     """There is room for the matrices on the first GPU, which computes them."""
     first = facts.devices[0]
@@ -255,7 +270,7 @@ def judge_gpu_memory(seen: Observed, node: Node, facts: GpuFacts) -> Verdict:
     need = needed_bytes(size)
     matrices = "" if size is None else f"{MATRICES} matrices of L {size} and "
     if free < need:
-        return _refuse(
+        return refuse(
             f"{mib(free)} free on {first.label} of {node.name}",
             f"{mib(need)}: {matrices}{mib(MARGIN_BYTES)} for CUDA and TensorFlow themselves",
             "a smaller --size, or a GPU with more memory; check gpu-holders says who holds it",
@@ -263,85 +278,7 @@ def judge_gpu_memory(seen: Observed, node: Node, facts: GpuFacts) -> Verdict:
     return ok(f"{mib(free)} free on GPU {first.state.index}, {mib(need)} needed")
 
 
-@_answered
-def judge_gpu_capability(seen: Observed, node: Node, facts: GpuFacts) -> Verdict:
-    """TensorFlow's build has code for the GPU, or PTX that can be compiled for it."""
-    wheel = facts.wheel
-    if (why := _no_build(facts)) is not None:
-        return skipped(why)
-    version = _tensorflow(seen, node)
-    for each in facts.devices:
-        capability = each.state.compute_capability
-        if kernels_for(capability, wheel.capabilities) == "none":
-            return _refuse(
-                f"{each.label} of {node.name} has compute capability {capability}, too old for {version}",
-                f"one that its build has code for: {' '.join(wheel.capabilities)}",
-                "a newer GPU, or an older TensorFlow: docs/causes.md has which wheel fits which",
-            )
-    told = {each.state.compute_capability or "unknown" for each in facts.devices}
-    return ok(
-        f"compute capability {', '.join(sorted(told))}; {version} has {' '.join(wheel.capabilities)}"
-    )
-
-
-@_answered
-def judge_gpu_compile(seen: Observed, node: Node, facts: GpuFacts) -> Verdict:
-    """The first run need not compile TensorFlow's kernels for the GPU."""
-    wheel = facts.wheel
-    if (why := _no_build(facts)) is not None:
-        return skipped(why)
-    kinds = {
-        each.label: kernels_for(each.state.compute_capability, wheel.capabilities)
-        for each in facts.devices
-    }
-    whole = [label for label, kind in kinds.items() if kind == "all"]
-    small = [label for label, kind in kinds.items() if kind == "small"]
-    kept = _cache_text(facts)
-    if whole:
-        if facts.access.cuda and _older(facts.access.cuda, wheel.cuda):
-            return _refuse(
-                f"{whole[0]} of {node.name} needs PTX compiled, and the driver for CUDA "
-                f"{facts.access.cuda} cannot compile that of CUDA {wheel.cuda}",
-                f"a driver for CUDA {wheel.cuda} or newer",
-                "raise the driver's branch (role nvidia_driver), then labctl provision",
-            )
-        if compiles(facts) is None:
-            return ok(f"{_tensorflow(seen, node)} has PTX only for {whole[0]}; {kept}")
-        return warn(
-            f"the first run compiles all of {_tensorflow(seen, node)}'s kernels that it uses for "
-            f"{whole[0]}: minutes; {kept}",
-            "machine code for the GPU in TensorFlow's build, or a kernel cache that holds it",
-            "let it: labctl run --gpu --repeat 1; the cache keeps the kernels for later runs",
-        )
-    if small:
-        return ok(
-            f"machine code for products; element-wise kernels of {small[0]} are compiled at their "
-            f"first use, under a second each is expected (not measured); {kept}"
-        )
-    if "unknown" in kinds.values():
-        return skipped("nvidia-smi does not tell the compute capability")
-    return ok(f"nothing: machine code for all GPUs; {kept}")
-
-
-def _no_build(facts: GpuFacts) -> str | None:
-    """Return why nothing can be said of kernels, None if it can."""
-    if facts.wheel.error is not None:
-        return f"the build is not known: {facts.wheel.error}"
-    if not facts.wheel.is_cuda:
-        return "TensorFlow is the CPU build"
-    return None if facts.wheel.capabilities else "the build does not tell its compute capabilities"
-
-
-def _cache_text(facts: GpuFacts) -> str:
-    cache = facts.cache
-    if cache.files is None or cache.size_bytes is None:
-        return f"the kernel cache {cache.path} cannot be read".replace("  ", " ")
-    if not cache.files:
-        return f"the kernel cache {cache.path} is empty"
-    return f"the kernel cache {cache.path} has {cache.files} files, {mib(cache.size_bytes)}"
-
-
-@_answered
+@answered
 def judge_gpu_persistence(seen: Observed, node: Node, facts: GpuFacts) -> Verdict:  # noqa: ARG001 the judges' form
     """The driver keeps the GPU set up while nobody uses it."""
     known = [each for each in facts.devices if each.state.persistence is not None]
@@ -360,7 +297,7 @@ def judge_gpu_persistence(seen: Observed, node: Node, facts: GpuFacts) -> Verdic
     )
 
 
-@_answered
+@answered
 def judge_gpu_clocks(seen: Observed, node: Node, facts: GpuFacts) -> Verdict:  # noqa: ARG001 the judges' form
     """Nothing holds the GPU's clocks down; at rest they are low."""
     for each in facts.devices:
@@ -386,106 +323,3 @@ def _clock_text(each: DeviceFacts) -> str:
     top = "" if most is None else f" of {most:.0f}"
     why = f" ({', '.join(each.state.throttle)})" if each.state.throttle else ""
     return f"{now:.0f}{top} MHz{why}"
-
-
-@_asked
-def judge_cuda_libraries(seen: Observed, node: Node, facts: GpuFacts) -> Verdict:  # noqa: ARG001 the judges' form
-    """TensorFlow's user can open every library that TensorFlow will."""
-    if facts.wheel.error is None and not facts.wheel.is_cuda:
-        return skipped("TensorFlow is the CPU build")
-    if facts.libraries is None:
-        return skipped(facts.libraries_error or "not tried")
-    driver = [each.name for each in facts.libraries if each.error and "libcuda.so" in each.name]
-    missing = [each for each in facts.libraries if each.error and each.name not in driver]
-    if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        return _refuse(
-            f"{node.name} cannot open {missing[0].name}{more}: {missing[0].error}",
-            "every CUDA library of TensorFlow: without one it computes on the CPU",
-            remedy(node) + " with the GPU build: its role cuda says where it looked",
-        )
-    if driver:
-        return (
-            skipped("gpu failed")
-            if not facts.answers
-            else _refuse(
-                f"{node.name} cannot open {driver[0]}",
-                "the driver's own library for CUDA",
-                "labctl provision, which installs the driver with it",
-            )
-        )
-    return ok(f"{len(facts.libraries)} opened")
-
-
-@_asked
-def judge_cuda_versions(seen: Observed, node: Node, facts: GpuFacts) -> Verdict:
-    """TensorFlow is built for CUDA that the driver supports; drivers and builds are alike on all nodes."""
-    wheel, name = facts.wheel, node.name
-    if wheel.error is not None:
-        return skipped(f"the build is not known: {wheel.error}")
-    if not wheel.is_cuda:
-        return _refuse(
-            f"TensorFlow on {name} is the CPU build",
-            "the GPU build: package tensorflow, not tensorflow-cpu",
-            "tensorflow_build: gpu in the inventory, then labctl provision",
-        )
-    if (verdict := _unlike_client(seen, node)) is not None:
-        return verdict
-    supports = facts.access.cuda
-    if not facts.answers or not supports:
-        return ok(
-            f"{_tensorflow(seen, node)} is built for CUDA {wheel.cuda or 'of unknown version'}"
-        )
-    # Within a major version an older driver runs what a newer toolkit built, but its PTX
-    # (docs.nvidia.com/deploy/cuda-compatibility, "Minor Version Compatibility").
-    if wheel.cuda and _major(supports) < _major(wheel.cuda):
-        return _refuse(
-            f"the driver of {name} supports CUDA {supports}, {_tensorflow(seen, node)} is built for {wheel.cuda}",
-            f"a driver for CUDA {_major(wheel.cuda)} or newer",
-            "raise the driver's branch (role nvidia_driver), then labctl provision and reboot",
-        )
-    by = ""
-    if _older(supports, wheel.cuda):
-        by = ", compatible within the major version"
-    return ok(f"TensorFlow for CUDA {wheel.cuda or '?'}, driver for CUDA {supports}{by}")
-
-
-def _unlike_client(seen: Observed, node: Node) -> Verdict | None:
-    """Return how a node's driver or build differs from task 0's, None if it does not."""
-    client = seen.lab.client
-    theirs, own = seen.facts.get(client.name), seen.facts[node.name]
-    if node is client or theirs is None or theirs.gpu is None or own.gpu is None:
-        return None
-    pairs = [
-        ("TensorFlow", own.venv.tensorflow, theirs.venv.tensorflow, _refuse),
-        ("the driver", _driver(own.gpu), _driver(theirs.gpu), warn),
-    ]
-    for what, mine, other, say in pairs:
-        if mine and other and mine != other:
-            return say(
-                f"{what} is {mine} on {node.name} and {other} on {client.name}",
-                "the same on all nodes",
-                remedy(node) + ", with one version for all nodes",
-            )
-    return None
-
-
-def _driver(facts: GpuFacts) -> str:
-    return facts.devices[0].state.driver if facts.devices else ""
-
-
-def _tensorflow(seen: Observed, node: Node) -> str:
-    return f"TensorFlow {seen.facts[node.name].venv.tensorflow or ''}".strip()
-
-
-def _major(version: str) -> int:
-    return int(version.partition(".")[0]) if version.partition(".")[0].isdecimal() else 0
-
-
-def _older(driver: str, wheel: str) -> bool:
-    """Return whether a driver's CUDA is older than a wheel's, by major and minor."""
-
-    def parts(version: str) -> list[int]:
-        return [int(each) if each.isdecimal() else 0 for each in version.split(".")[:2]]
-
-    return bool(wheel) and parts(driver) < parts(wheel)

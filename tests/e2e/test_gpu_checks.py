@@ -109,11 +109,20 @@ def test_a_fault_is_one_message_and_exit_3_before_anything_is_started(
     assert lab.labctl_json("runs", "list") == before
 
 
-def test_a_missing_library_refuses_too(lab: RehearsalLab, nodes: dict[str, Executor]) -> None:
-    put(nodes, load("healthy-t4").with_cuda(missing=("libcudnn.so.9",)))
+@pytest.mark.parametrize(
+    ("cuda", "says"),
+    [
+        ({"missing": ("libcudnn.so.9",)}, "tf1 cannot open libcudnn.so.9"),
+        ({"errors": {"cuInit": 802}}, "CUDA does not start for tf-join on tf1: cuInit returns 802"),
+    ],
+)
+def test_a_library_that_is_missing_or_does_not_start_refuses_too(
+    lab: RehearsalLab, nodes: dict[str, Executor], cuda: dict[str, Any], says: str
+) -> None:
+    put(nodes, load("healthy-t4").with_cuda(**cuda))
     done = lab.labctl("run", "--gpu", *SMALL)
     assert done.returncode == 3
-    assert "tf1 cannot open libcudnn.so.9" in done.stderr
+    assert says in done.stderr
 
 
 def test_a_unit_that_hides_its_devices_is_found(

@@ -65,7 +65,15 @@ HEALTHY: dict[str, Any] = {
     "secure_boot": False,
     "loaded_version": "580.95.05",
     "dev_nodes": ["nvidia-uvm", "nvidia0", "nvidiactl"],
-    "access": {"user": "labctl", "denied": {}, "hidden": [], "cuda": "13.0", "error": None},
+    "access": {
+        "user": "labctl",
+        "denied": {},
+        "hidden": [],
+        "cuda": "13.0",
+        "init": 0,
+        "count": 1,
+        "error": None,
+    },
     "wheel": {
         "error": None,
         "build": {
@@ -234,6 +242,18 @@ def test_a_driver_that_does_not_answer_is_one_error_naming_the_node(
         (gpu(dev_nodes=[]), "gpu-access", "tf1 has a GPU, but no /dev/nvidiactl", "modprobe"),
         (gpu(dev_nodes=["nvidia0", "nvidiactl"]), "gpu-access", "no /dev/nvidia-uvm", "-u -c=0"),
         (
+            gpu(access={"init": 802, "count": None}),
+            "gpu-access",
+            "CUDA does not start for labctl on tf1: cuInit returns 802, system not yet",
+            "nvidia-fabricmanager",
+        ),
+        (
+            gpu(access={"count": 0}),
+            "gpu-access",
+            "cuInit returns 100, no device: CUDA_VISIBLE_DEVICES",
+            "reboot tf1",
+        ),
+        (
             gpu(access={"hidden": ["/dev/nvidia0"]}),
             "gpu-access",
             "tf-join-server on tf1 does not see /dev/nvidia0",
@@ -360,6 +380,8 @@ def test_what_only_costs_time_fails_its_check_and_lets_a_run_start(
         ),
         (gpu(access={"cuda": "12.2"}), "cuda-versions", "compatible within the major version"),
         (gpu(access={"cuda": ""}), "cuda-versions", "built for CUDA 12.5.1"),
+        (gpu(access={"count": 2}), "gpu-access", "; CUDA shows 2 GPUs"),
+        (gpu(access={"init": None, "count": None}), "gpu-access", "labctl opens"),
         (gpu(cache={"files": None, "bytes": None}), "gpu-compile", "cannot be read"),
     ],
 )
