@@ -390,6 +390,16 @@ def test_a_hidden_gpu_is_known_by_the_clients_own_variable() -> None:
     assert found.confidence == "high"
 
 
+def test_a_gpu_that_is_listed_has_a_driver_whatever_the_kernel_shows() -> None:
+    plain = tuple(
+        replace(node, versions={"tensorflow": "2.21.0", "cuda": "12.5"}) for node in nodes()
+    )
+    hello = event(wire.HELLO, 0.5, driver=None)
+    said = verdict("no-driver", on_gpu(nodes=plain, extra=[hello], trace=traced()))
+    assert said.status == "ruled_out"
+    assert said.evidence == ("driver 580.95.05 is loaded",)
+
+
 def test_a_healthy_gpu_run_has_no_fault_of_its_gpu_and_every_rule_speaks() -> None:
     of = on_gpu(gpus=[probe(gflops=260.0), probe("tf1", gflops=260.0)])
     said = {each.cause: each for each in judge_all(of)}

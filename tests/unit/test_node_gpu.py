@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import sys
@@ -15,7 +16,7 @@ import pytest
 from labctl.node import wire
 from labctl.node.errors import NodeError
 from labctl.node.events import EventLog
-from labctl.node.gpu import Gpu, cache_path, cache_size, may_use_gpus
+from labctl.node.gpu import LIBRARIES, Gpu, cache_path, cache_size, may_use_gpus
 from labctl.node.nvml import Nvml, NvmlError, foreign, throttle_names
 from labctl.node.placement import (
     misplaced_products,
@@ -26,6 +27,8 @@ from labctl.node.placement import (
 )
 from labctl.node.usage import UsageReporter
 from labctl.node.wire import RunPlan, ScriptPlan
+
+ROLE = Path(__file__).resolve().parents[2] / "roles/cuda/files/open_libraries.py"
 
 
 class FakeNvml:
@@ -384,3 +387,16 @@ def test_a_product_on_a_cpu_ends_a_gpu_run_with_its_name() -> None:
 def test_a_scripts_plan_says_its_device() -> None:
     plan = RunPlan("r", ("a:1", "b:1"), script=ScriptPlan("x.py", device="gpu"))
     assert RunPlan.from_json(plan.to_json()) == plan
+
+
+def test_the_libraries_are_those_that_the_role_checks() -> None:
+    tree = ast.parse(ROLE.read_text(encoding="utf-8"))
+    tables = [
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict)
+    ]
+    assert (
+        LIBRARIES.items()
+        <= {name: folder for table in tables for name, folder in table.items()}.items()
+    )

@@ -17,7 +17,7 @@ from labctl.analysis.causes.common import (
     quoted,
 )
 from labctl.analysis.causes.contact import own
-from labctl.analysis.causes.gpu_signals import client_variable, errors, missing_libraries
+from labctl.analysis.causes.gpu_signals import client_variable, devices, errors, missing_libraries
 from labctl.analysis.causes.model import Rule, Verdict
 from labctl.node import wire
 
@@ -220,16 +220,17 @@ def _no_driver(run: Explained) -> Verdict:
 def _without_driver(run: Explained) -> list[str]:
     """Return the nodes that told their versions and have no driver among them."""
     record = run.data.record
+    driven = devices(run)  # a GPU that was listed has a driver
     lacking = {
         node.name
         for node in record.nodes
-        if node.versions.get("tensorflow") and not node.versions.get("driver") and not node.gpus
+        if node.versions.get("tensorflow") and not node.versions.get("driver")
     }
     hello = next((event for event in own(run) if event.kind == wire.HELLO), None)
     if hello is not None and "driver" in hello.data:
         client = {record.remote.node}
         lacking = lacking - client if hello.text("driver") else lacking | client
-    return sorted(lacking)
+    return sorted(lacking - driven.keys())
 
 
 def _too_old(run: Explained) -> Verdict:
