@@ -108,7 +108,7 @@ def test_bad_inventory_is_refused(changes: tuple[dict[str, Any], ...], found: st
         ("tf_join_server_inter_op_thread", "rename it to tf_join_server_inter_op_threads"),
         ("lab_admin_cidr", "rename it to lab_admin_cidrs"),
         ("tf_prt", "rename it to tf_port"),
-        ("lab_zzz", "remove it, or give it a prefix of your own"),
+        ("lab_zzzzzzz", "remove it, or give it a prefix of your own"),
     ],
 )
 def test_misspelt_variable_is_named_with_the_nearest(name: str, nearest: str) -> None:
