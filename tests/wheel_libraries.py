@@ -25,11 +25,10 @@ EACH = (
     "_ZN3tsl8internal9DsoLoader17GetCuptiDsoHandleEv",
     "_ZN3tsl8internal9DsoLoader16GetNcclDsoHandleEv",
 )
-# They return a status through a pointer; the library itself opens the first two names as it is loaded.
+# They return a status through a pointer. The CUDA runtime is opened as soon as the library itself is.
 CALL = """
 import ctypes, sys
 library = ctypes.CDLL(sys.argv[1])
-sys.stderr.write("@ called\\n")
 for name in sys.argv[2:]:
     function = getattr(library, name)
     function.restype = None
@@ -50,7 +49,7 @@ def names(*functions: str) -> list[str]:
     )
     if done.returncode != 0:
         sys.exit(f"{path}: the loader could not be called:\n{done.stderr[-2000:]}")
-    return sorted(set(NAMES.findall(done.stderr.partition("@ called\n")[2])))
+    return sorted(set(NAMES.findall(done.stderr)))
 
 
 if __name__ == "__main__":
