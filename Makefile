@@ -42,6 +42,10 @@ test-unit: setup ## Unit tests only: no process, no socket, seconds
 test-quick: setup ## All but the tests on rehearsal machines
 	$(PYTEST) -m "not e2e"
 
+.PHONY: rehearse-aws
+rehearse-aws: setup ## Show a lab on AWS from plan to receipt: the cloud is on loopback, its machines rehearsal machines (root)
+	$(PYTEST) -q -s tests/e2e/test_cloud_path.py
+
 .PHONY: bench-explain
 bench-explain: setup ## How long why, report and trace take on large records, and how that grows
 	$(BIN)/python -m bench.explain
