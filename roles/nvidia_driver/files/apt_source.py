@@ -205,7 +205,7 @@ def without(file: Path, gone: list[Entry]) -> str:
     for entry in gone:
         text = text.replace(entry.text, "", 1)
     remaining = re.sub(r"(?m)^\s*#.*$", "", text)
-    return re.sub(r"\n{3,}", "\n\n", text).lstrip("\n") if remaining.strip() else ""
+    return re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n" if remaining.strip() else ""
 
 
 def fingerprint(key: bytes) -> str:

@@ -155,18 +155,17 @@ def driver_plan(
         return plan
     number = int(chosen)
     plan |= {"branch": number, "flavour": _flavour(flavour, rows, number)}
-    if modules and plan["flavour"] == "open" and number < OPEN_FIRST:
-        plan["problem"] = _problem(
-            f"open kernel modules of branch {number}",
-            f"branch {OPEN_FIRST} or newer, which have them",
-            "set nvidia_driver_flavour: closed, or a newer nvidia_driver_branch",
-        )
-        return plan
     problems = (
         _device_problem(device, number, plan["flavour"] if modules else "", bool(asked))
         for device in devices
     )
     plan["problem"] = next((each for each in problems if each), None)
+    if plan["problem"] is None and modules and plan["flavour"] == "open" and number < OPEN_FIRST:
+        plan["problem"] = _problem(
+            f"open kernel modules of branch {number}",
+            f"branch {OPEN_FIRST} or newer, which have them",
+            "set nvidia_driver_flavour: closed, or a newer nvidia_driver_branch",
+        )
     return plan
 
 
