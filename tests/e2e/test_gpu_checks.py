@@ -96,7 +96,7 @@ def test_a_fault_is_one_message_and_exit_3_before_anything_is_started(
     lab: RehearsalLab, nodes: dict[str, Executor], scenario: str, says: str, do: str
 ) -> None:
     put(nodes, scenario)
-    before = lab.labctl_json("runs", "list")
+    before = runs_of(lab)
     begun = time.monotonic()
     done = lab.labctl("run", "--gpu", *SMALL)
     assert time.monotonic() - begun < 60
@@ -106,7 +106,7 @@ def test_a_fault_is_one_message_and_exit_3_before_anything_is_started(
     (advice,) = [line for line in done.stderr.splitlines() if line.startswith("  do ")]
     assert do in advice
     assert done.stdout == ""
-    assert lab.labctl_json("runs", "list") == before
+    assert runs_of(lab) == before
 
 
 @pytest.mark.parametrize(
@@ -217,9 +217,14 @@ def test_both_flags_compare_the_devices_of_one_lab(lab: RehearsalLab) -> None:
         assert entries[run_id]["tags"]["pair"] == told["pair"]
 
 
+def runs_of(lab: RehearsalLab) -> list[str]:
+    """Return the ids of the lab's runs, oldest first."""
+    store = lab.root / ".lab" / lab.name / "runs"
+    return sorted(each.name for each in store.glob("*") if each.name[0].isdigit())
+
+
 def record_of(lab: RehearsalLab) -> dict[str, Any]:
     """Return the last run's record as it is stored."""
-    last = lab.labctl_json("runs", "list")[-1]["run_id"]
-    path = lab.root / ".lab" / lab.name / "runs" / last / "run.json"
+    path = lab.root / ".lab" / lab.name / "runs" / runs_of(lab)[-1] / "run.json"
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found

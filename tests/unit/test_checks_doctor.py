@@ -12,7 +12,8 @@ import pytest
 
 from labctl.checks import collect, facts_probe, gpu_facts_probe, ports_probe
 from labctl.checks.collect import BOOT, NODE_PYTHON
-from labctl.checks.doctor import CHECKS, preflight_names, run_checks, to_error
+from labctl.checks.doctor import CHECKS, preflight_names, run_checked, run_checks, to_error
+from labctl.checks.gpu_facts import GpuNeed
 from labctl.checks.model import CheckResult
 from labctl.checks.parse import node_facts, reach_facts
 from labctl.checks.reader import FactsError, plain
@@ -259,3 +260,19 @@ def test_texts_of_a_node_cannot_move_the_cursor_or_flood_the_screen() -> None:
     assert reach_facts({"tf1": view})["tf1"].state == "[31mred"
     with pytest.raises(FactsError, match="units"):
         node_facts({**answers("tf1")["facts"], "units": []})
+
+
+def test_gpus_are_asked_in_the_same_round_trip_with_a_longer_deadline(lab: Make) -> None:
+    nodes, log = lab()
+    checked = run_checked(LAB, nodes, gpu=GpuNeed(1000), only=preflight_names(gpu=True))
+    asked = {each["node"]: each for each in log if each["kind"] == "facts"}
+    assert [each["kind"] for each in log].count("facts") == 2
+    assert (asked["tf0"]["gpu_user"], asked["tf0"]["gpu_server"]) == ("labctl", False)
+    assert (asked["tf1"]["gpu_user"], asked["tf1"]["gpu_server"]) == ("tf-join", True)
+    assert asked["tf1"]["deadline_s"] > 60
+    assert "libcudnn" in asked["tf1"]["gpu_libraries"]
+    assert checked.gpus == {}  # these nodes told nothing of GPUs
+    run_checks(LAB, nodes, only=preflight_names(gpu=False))
+    plain_request = [each for each in log if each["kind"] == "facts"][-1]
+    assert not {key for key in plain_request if key.startswith("gpu_")}
+    assert "deadline_s" not in plain_request
