@@ -83,7 +83,8 @@ def extend(
 
         raise UsageError("the loopback lab has no machines that power off", do="--lab NAME")
     found = put_off(load_lab(home, name), hours)
-    choose.note_extension(home, name, [each.deadline_unix_s for each in found])
+    for note in choose.note_extension(home, name, [each.deadline_unix_s for each in found]):
+        say(note)
     if json:
         out_json(
             [

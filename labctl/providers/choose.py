@@ -219,12 +219,15 @@ def refuse_open_runs(home: Home, lab: str) -> None:
         )
 
 
-def note_extension(home: Home, lab: str, deadlines: Sequence[float | None]) -> None:
-    """Keep the latest deadline that nodes told after `extend`, where their lab is in a cloud."""
+def note_extension(home: Home, lab: str, deadlines: Sequence[float | None]) -> tuple[str, ...]:
+    """Keep the latest deadline that nodes told after `extend`, where their lab is in a cloud.
+
+    Returns:
+        What the user should know.
+    """
     name = books.cloud_of(home, lab)
     told = [each for each in deadlines if each is not None]
-    if name is not None and told:
-        cloud(home, name).extended(lab, max(told))
+    return cloud(home, name).extended(lab, max(told)) if name is not None and told else ()
 
 
 def refuse_others(provider: str, given: Mapping[str, object]) -> None:

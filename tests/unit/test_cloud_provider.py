@@ -647,3 +647,70 @@ def test_extension_is_kept(aws: Worlds) -> None:
     assert aws.labs.status("demo").deadline_unix_s == START_S + 20 * 3600
     up(aws)
     assert aws.labs.status("demo").deadline_unix_s == START_S + 20 * 3600
+
+
+def test_extension_beyond_the_limit_that_gcp_itself_has(gcp: Worlds) -> None:
+    up(gcp)
+    assert gcp.labs.extended("demo", START_S + 15 * 3600) == ()
+    (note,) = gcp.labs.extended("demo", START_S + 30 * 3600)
+    assert note.startswith("gcp itself removes the first machine at about 2026-")
+
+
+def test_variables_that_only_the_playbooks_know_reach_them(aws: Worlds) -> None:
+    file = aws.home.inventory("demo") / "group_vars/all/cloud.yml"
+    file.parent.mkdir(parents=True)
+    file.write_text("lab_provider: aws\nlab_cloud_limit_hours: 3\ntensorflow_build: cpu\n")
+    up(aws)
+    plays = yaml.safe_load((aws.home.local_dir("demo") / "cloud/hosts.yml").read_text())
+    assert plays["all"]["vars"]["lab_cloud_limit_hours"] == 3
+    assert "tensorflow_build" not in (aws.home.inventory("demo") / "hosts.yml").read_text()
+
+
+def test_a_dynamic_inventory_of_the_users_stays_the_only_one(aws: Worlds) -> None:
+    folder = aws.home.inventory("demo")
+    (folder / "group_vars/all").mkdir(parents=True)
+    (folder / "group_vars/all/cloud.yml").write_text(
+        'lab_provider: aws\nlab_id: "00c0ffee"\nlab_local_dir: .lab/demo\nlab_name: demo\n'
+        "lab_admin_cidrs: [192.0.2.0/24]\nlab_owner: me\n"
+    )
+    (folder / "aws_ec2.yml").write_text("plugin: amazon.aws.aws_ec2\n")
+    up(aws)
+    assert sorted(path.name for path in folder.iterdir()) == ["aws_ec2.yml", "group_vars"]
+    assert {lab_id for lab_id, _ in aws.cloud.resources} == {"00c0ffee"}
+    assert aws.labs.stop("demo", aws.tell).state == "stopped"
+    assert aws.labs.start("demo", aws.tell).state == "up"
+    receipt = aws.labs.down("demo", force=False, report=aws.tell)
+    assert len(receipt.kept) == 2
+    assert aws.cloud.resources == []
+    assert aws.labs.status("demo").state == "down"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("lab_provider: aws\nlab_cloud_nodes: two\n", "lab_cloud_nodes"),
+        ("lab_provider: aws\nlab_cloud_nodes: 65\n", "number of nodes is 65"),
+        ("lab_provider: aws\nlab_cloud_zone: '{{ x }}'\n", "lab_cloud_zone is a template"),
+        ("lab_provider: aws\nlab_admin_cidrs: [0.0.0.0/0]\n", "the whole internet"),
+        ("lab_provider: aws\nlab_cloud_subnet_cidr: 8.8.8.0/24\n", "lab_cloud_subnet_cidr"),
+        ("lab_provider: aws\nlab_id: 12\n", "lab_id"),
+        ("lab_provider: aws\nlab_name: other\n", "it is of other"),
+        ("lab_provider: aws\nlab_cloud_tasks: {0: {private_address: 10.132.0.11}}\n", "two tasks"),
+        ("lab_provider: aws\nlab_cloud_tasks: {0: {private_address: 10.1.1.1}}\n", "task 0"),
+        ("lab_provider: aws\nlab_cloud_tasks: {x: {}}\n", "lab_cloud_tasks"),
+        ("lab_provider: aws\nlab_cloud_machine_type: 'a b'\n", "machine_type"),
+        ("lab_provider: aws\nlab_cloud_spot: maybe\n", "lab_cloud_spot"),
+        ("lab_provider: aws\nlab_cloud_ssh_by: pigeon\n", "lab_cloud_ssh_by"),
+        ("lab_provider: aws\nx: [\n", "cannot be read"),
+        ("- lab_provider: aws\n", "no list of variables"),
+    ],
+)
+def test_variables_that_cannot_be_are_told_before_the_cloud_is_asked(
+    aws: Worlds, text: str, words: str
+) -> None:
+    file = aws.home.inventory("demo") / "group_vars/all/cloud.yml"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        up(aws)
+    assert aws.cloud.calls == []

@@ -168,40 +168,61 @@ class Books:
         return not inventory.is_sealed(text, cloud=_sealed_by(text))
 
     def write_plays(self, wish: Wish) -> None:
-        """Write the inventory of the cloud's playbooks: every variable with its final value, and no host."""
+        """Write the inventory of the cloud's playbooks: every variable with its final value, and no host.
+
+        What else the user has set in the lab's variables goes with them.
+
+        Raises:
+            ConfigError: The lab's variables cannot be read.
+        """
         import yaml
 
+        values = {**self._variables(), **wish.variables(self.local)}
         self.make()
-        body = yaml.safe_dump(
-            {"all": {"vars": wish.variables(self.local)}}, sort_keys=False, width=10_000
-        )
+        body = yaml.safe_dump({"all": {"vars": values}}, sort_keys=False, width=10_000)
         keys.write_private(self.plays, body)
 
-    def write_variables(self, wish: Wish) -> list[str]:
-        """Write the lab's variables unless they are the user's own; returns notes for the user."""
+    def write_variables(self, wish: Wish) -> None:
+        """Write the lab's variables unless they are the user's own."""
         import yaml
 
         if self.is_edited():
-            return []
+            return
         body = yaml.safe_dump(wish.variables(self.local), sort_keys=False, width=10_000)
         text = inventory.sealed(
             body, "edit it and labctl leaves it alone from then on", cloud=wish.provider
         )
         self.variables_file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        _replace(self.variables_file, text)
-        return []
+        atomic.write_text(self.variables_file, text)
 
     def publish(self, wish: Wish, found: Found) -> list[str]:
-        """Write the inventory and the known host keys from the cloud's answer; returns notes for the user."""
-        notes = self.write_variables(wish)
+        """Write the inventory and the known host keys from the cloud's answer; returns notes for the user.
+
+        An inventory of the user's own, such as a dynamic one, stays the only one.
+        """
         there = usage.machines(found)
         self._write_known_hosts(there)
-        self.inventory.mkdir(mode=0o755, parents=True, exist_ok=True)
-        notes += inventory.write_hosts(
-            self.inventory, self._hosts_text(wish, there), cloud=wish.provider
-        )
+        notes: list[str] = []
+        if not self.foreign():
+            self.write_variables(wish)
+            self.inventory.mkdir(mode=0o755, parents=True, exist_ok=True)
+            text = self._hosts_text(wish, there)
+            notes = inventory.write_hosts(self.inventory, text, cloud=wish.provider)
         self.give_to_owner()
         return notes
+
+    def foreign(self) -> list[str]:
+        """Return the inventory files of the lab that labctl did not write for it."""
+        ours = _sealed_by(self.hosts_text())
+        found = inventory.foreign(self.inventory)
+        return [each for each in found if each != inventory.HOSTS or not ours]
+
+    def hosts_text(self) -> str:
+        """Return the lab's `hosts.yml`, "" without one."""
+        try:
+            return (self.inventory / inventory.HOSTS).read_text(errors="replace")
+        except OSError:
+            return ""
 
     def _hosts_text(self, wish: Wish, there: list[Resource]) -> str:
         import yaml
@@ -264,14 +285,21 @@ class Books:
         for path in (self._home.inventories, self._home.root / ".lab"):
             os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
+    def drop_answers(self) -> None:
+        """Remove what the playbooks of a lab that has not been begun left in its directory."""
+        if self.state_file.exists() or not self.folder.is_dir():
+            return
+        for each in self.folder.iterdir():
+            each.unlink()
+        remove_empty([self.folder])
+
     def remove(self) -> list[Path]:
         """Remove what was made here for the lab; runs stay, and the user's own files, which are returned."""
         own: list[Path] = []
         if self.variables_file.is_file() and not self.is_edited():
             self.variables_file.unlink()
-        hosts = self.inventory / inventory.HOSTS
-        if hosts.is_file() and _sealed_by(hosts.read_text(errors="replace")):
-            hosts.unlink()
+        if _sealed_by(self.hosts_text()):
+            (self.inventory / inventory.HOSTS).unlink()
         folders = [self.variables_file.parent, self.variables_file.parent.parent, self.inventory]
         remove_empty(folders)
         if self.inventory.is_dir():
@@ -330,9 +358,7 @@ def cloud_of(home: Home, lab: str) -> str | None:
         match = _PROVIDER_LINE.search(books.variables_file.read_text(errors="replace"))
         if match and match[1] in CLOUDS:
             return match[1]
-    with suppress(OSError):
-        return _sealed_by((books.inventory / inventory.HOSTS).read_text(errors="replace")) or None
-    return None
+    return _sealed_by(books.hosts_text()) or None
 
 
 def labs_of(home: Home, cloud: str | None = None) -> list[str]:
@@ -369,7 +395,3 @@ def _sealed_by(text: str) -> str:
     return next(
         (each for each in CLOUDS if inventory.is_sealed(text, unedited=False, cloud=each)), ""
     )
-
-
-def _replace(file: Path, text: str) -> None:
-    atomic.write_text(file, text)

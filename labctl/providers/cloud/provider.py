@@ -7,7 +7,7 @@ for what there is: neither a Ctrl-C nor a lost file loses track of a machine.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
@@ -35,7 +35,7 @@ from labctl.providers.identity import node_index, node_name
 from labctl.providers.lock import hold
 from labctl.providers.phases import PhaseLog
 
-ASK_S = 60.0  # for the state of a lab in a list
+ASK_S = 90.0  # for the state of a lab in a list
 _LOCK = ".cloud.lock"
 
 
@@ -70,41 +70,47 @@ class CloudProvider:
         self._check_name(lab)
         self._world.require(self._cloud)
         with self._locked(lab, "up") as books:
-            state = books.state()
-            wish = self._decide(books, state, options)
-            report(f"asking {self.name} for what there is of lab {lab}")
-            found = self._plays(books, state.wish if state else wish, report).found()
-            if state is not None:
-                books.save(state.after(found))
-            if usage.remaining(found):
-                demands.check_fixed(state.wish if state is not None else wish, wish)
-            new, starting = demands.missing(wish, found, reuse=options.reuse)
-            validated = None
-            if new:
-                report(f"asking {self.name} whether it would make {', '.join(new)}")
-                validated = self._plays(books, wish, report).validated()
-                demands.refuse(validated, report)
-            return make_plan(
-                wish,
-                validated,
-                new=new,
-                starting=starting,
-                is_known=state is not None or bool(usage.remaining(found)),
-                changes=demands.changes(state.wish, wish) if state is not None else (),
-                prices=self._world.prices,
-            )
+            try:
+                return self._planned(books, options, report)
+            except BaseException:
+                books.drop_answers()
+                raise
+
+    def _planned(self, books: Books, options: MachineOptions, report: Report) -> CloudPlan:
+        """Return the plan, the lab's lock held."""
+        lab, state = books.lab, books.state()
+        wish = self._decide(books, state, options)
+        report(f"asking {self.name} for what there is of lab {lab}")
+        found = self._plays(books, state.wish if state else wish, report).found()
+        if state is not None:
+            books.save(state.after(found))
+        if usage.remaining(found):
+            demands.check_fixed(state.wish if state is not None else wish, wish)
+        new, starting = demands.missing(wish, found, reuse=options.reuse)
+        validated = None
+        if new:
+            report(f"asking {self.name} whether it would make {', '.join(new)}")
+            validated = self._plays(books, wish, report).validated()
+            demands.refuse(validated, report)
+        return make_plan(
+            wish,
+            validated,
+            new=new,
+            starting=starting,
+            is_known=state is not None or bool(usage.remaining(found)),
+            changes=demands.changes(state.wish, wish) if state is not None else (),
+            prices=self._world.prices,
+        )
 
     def drop_plan(self, lab: str) -> None:
         """Take back what a plan that is not carried out left on this machine."""
         books = Books(self._home, lab)
-        if books.state_file.exists() or self._home.inventory(lab).is_dir():
-            return
-        logs = books.local / "logs"
-        for file in (*logs.glob(f"{self.name}_*.log"), *books.folder.glob("*.*")):
-            file.unlink()
-        for folder in (logs, books.folder, books.local, self._home.root / ".lab"):
-            with suppress(OSError):
-                folder.rmdir()
+        books.drop_answers()
+        if not books.state_file.exists():
+            logs = books.local / "logs"
+            for file in logs.glob(f"{self.name}_*.log"):
+                file.unlink()
+            remove_empty([logs, books.local, self._home.root / ".lab"])
 
     def carry_out(self, plan: CloudPlan, report: Report) -> LabStatus:
         """Do what a plan says; returns when every machine takes SSH logins.
@@ -114,8 +120,9 @@ class CloudProvider:
         """
         wish, lab, log = plan.wish, plan.wish.lab, PhaseLog()
         with self._locked(lab, "up") as books:
-            is_new = not inventory.is_sealed(_text(books), unedited=False, cloud=self.name)
-            state = books.state() or State(wish, self._world.unix_s())
+            known = books.state()
+            is_new = known is None and not books.hosts_text()
+            state = known or State(wish, self._world.unix_s())
             state = books.save(replace(state, wish=wish, forgotten=False))
             if is_new:
                 books.publish(wish, Found(self.name, self._world.unix_s()))
@@ -217,13 +224,14 @@ class CloudProvider:
                 state, self._world.prices, now_s, phases=log.phases(), notes=notes
             )
 
-    def extended(self, lab: str, deadline_unix_s: float) -> None:
-        """Note that the nodes' timers were put off."""
+    def extended(self, lab: str, deadline_unix_s: float) -> tuple[str, ...]:
+        """Note that the nodes' timers were put off; returns what the user should know of that."""
         with self._locked(lab, "extend") as books:
             state = books.state()
-            if state is not None:
-                later_s = max(deadline_unix_s, state.deadline_unix_s or 0.0)
-                books.save(replace(state, deadline_unix_s=later_s))
+            if state is None:
+                return ()
+            later_s = max(deadline_unix_s, state.deadline_unix_s or 0.0)
+            return tell.limits(books.save(replace(state, deadline_unix_s=later_s)))
 
     def down(self, lab: str, *, force: bool, report: Report) -> Receipt:
         return self.remove(lab, CloudOptions(), force=force, report=report)
@@ -276,14 +284,11 @@ class CloudProvider:
             raise demands.taken(lab, f"machines in {other}")
         if inventory.is_ours(folder):
             raise demands.taken(lab, "rehearsal machines on this host")
-        ours = inventory.is_sealed(_text(Books(self._home, lab)), unedited=False, cloud=self.name)
-        foreign = [
-            each for each in inventory.foreign(folder) if each != inventory.HOSTS or not ours
-        ]
-        if foreign:
+        foreign = Books(self._home, lab).foreign()
+        if foreign and other is None:
             raise ConfigError(
                 f"{folder / foreign[0]} was not written by labctl",
-                expected="a lab's name that no inventory of yours has, or one with group_vars alone",
+                expected="a lab's name that no inventory of yours has, or one with a group_vars/all/cloud.yml",
                 do="labctl up --lab NAME with another name",
             )
 
@@ -333,13 +338,13 @@ class CloudProvider:
 
     def _known(self, books: Books) -> State:
         state = books.state()
-        if state is None:
+        if state is None and not books.values():
             raise ConfigError(
                 f"no lab {books.lab!r} of {self.name} is known here",
                 expected="one that labctl up made",
                 do=f"labctl up --lab {books.lab} --provider {self.name} finds its machines again",
             )
-        return state
+        return state or State(self._decide(books, None, None), self._world.unix_s())
 
     def _settled(self, books: Books, state: State, found: Found) -> State:
         """Keep an answer after which all machines shall run.
@@ -393,13 +398,6 @@ class CloudProvider:
 
 def _silent(_: str) -> None:
     pass
-
-
-def _text(books: Books) -> str:
-    try:
-        return (books.inventory / inventory.HOSTS).read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 def _lab(wish: Wish, found: Found, home: Home) -> Lab:

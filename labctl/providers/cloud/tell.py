@@ -15,13 +15,14 @@ from labctl.providers.cloud.usage import Usage
 from labctl.providers.identity import node_name
 from labctl.runs.record import LabPhase
 
-_EARLY_S = (
-    120.0  # by so much a node may end before the deadline that is known here: clocks, and arming
-)
+# The machines' own limit that playbooks/cloud/gcp_create.yml sets, in lab_max_hours.
+GCP_LIMIT_TIMES = 2.0
+# By so much a node may end before the deadline that is known here: clocks, and the moment of arming.
+_EARLY_S = 120.0
 
 
 def clock(unix_s: float) -> str:
-    """Return a time as the user reads it: UTC, with the day where that is another one than today's."""
+    """Return a time as the user reads it."""
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
@@ -98,6 +99,21 @@ def deadline(state: State, now_unix_s: float) -> float | None:
     created = [each.created_unix_s for each in state.usage if each.doing != "gone"]
     first = max(created, default=now_unix_s) + state.wish.max_hours * 3600
     return max(first, state.deadline_unix_s or 0.0)
+
+
+def limits(state: State) -> tuple[str, ...]:
+    """Return what ends the machines before the deadline that the nodes' timers have."""
+    started = [each.changes[-1].unix_s for each in state.usage if each.doing == "running"]
+    if state.wish.provider != "gcp" or not started or not state.wish.max_hours:
+        return ()
+    ends_s = min(started) + GCP_LIMIT_TIMES * state.wish.max_hours * 3600
+    if state.deadline_unix_s is None or state.deadline_unix_s <= ends_s:
+        return ()
+    text = (
+        f"gcp itself removes the first machine at about {clock(ends_s)}, {GCP_LIMIT_TIMES:g} x lab_max_hours "
+        "after its start, whatever its timer says: no machine that runs can be given longer"
+    )
+    return (text,)
 
 
 def _address(state: State, machine: Resource | None) -> str:
