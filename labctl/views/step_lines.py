@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from labctl.analysis.explained import Explained
-from labctl.analysis.model import Edge, SplitRow
+from labctl.analysis.model import Copy, Edge, SplitRow, StepTrace
 from labctl.console import safe_text
 from labctl.views.run_object import result_of
 
@@ -50,7 +50,7 @@ def split_lines(explained: Explained) -> list[str]:
         ]
         lines += _wrapped(f"  a warm step of {_ms(split.total_s)}:  ", told)
     tasks = [
-        f"task:{task.task} computes {_ms(task.compute_s)}"
+        f"task:{task.task} {'queues its ops in' if task.queued_only else 'computes'} {_ms(task.compute_s)}"
         + (f" at {task.gflops:.0f} GFLOP/s" if task.gflops is not None else "")
         for task in trace.tasks
     ]
@@ -62,7 +62,30 @@ def split_lines(explained: Explained) -> list[str]:
 def edge_lines(explained: Explained) -> list[str]:
     """Return the table of a warm step's transfers, the longest first; empty without any."""
     trace = explained.trace
-    if trace is None or not trace.edges:
+    if trace is None:
+        return []
+    return [*_edges(trace), *_copies(trace)]
+
+
+def _copies(trace: StepTrace) -> list[str]:
+    """Return the copies between host and GPU, those of one task, direction and GPU in one line."""
+    groups: dict[tuple[int, str, str], list[Copy]] = {}
+    for copy in trace.copies:
+        groups.setdefault((copy.task, copy.kind, copy.device), []).append(copy)
+    lines = []
+    for (task, kind, device), own in sorted(groups.items()):
+        sizes = [copy.size_bytes for copy in own]
+        known = sum(size for size in sizes if size is not None)
+        took_s = sum(copy.duration_s for copy in own)
+        told = f"  task:{task} {kind} {device}  {len(own)} copies in {_ms(took_s)}"
+        if None not in sizes and took_s > 0:
+            told += f", {known / 1e6:.3f} MB at {known / 1e6 / took_s:.0f} MB/s"
+        lines.append(told)
+    return lines
+
+
+def _edges(trace: StepTrace) -> list[str]:
+    if not trace.edges:
         return []
     edges = sorted(trace.edges, key=lambda edge: edge.wire_s + (edge.waited_s or 0.0), reverse=True)
     head = f"  {'tensor':<{_NAME}}  {'way':<14}  {'MB':>7}  {'asked':>7}  {'answered':>8}  "

@@ -383,6 +383,23 @@ def test_libraries_that_could_not_be_opened_are_named() -> None:
     assert found.evidence[1] == "libcublas.so.12 cannot be opened on tf1"
 
 
+def test_a_tensorflow_for_cpus_loads_no_libraries_of_cuda() -> None:
+    found = verdict(
+        "cuda-libraries-missing", unable(nodes=nodes(cuda=replace(CUDA, is_cuda_build=False)))
+    )
+    assert (found.status, found.confidence) == ("found", "high")
+    assert found.evidence == ("TensorFlow on tf0, tf1 is built for CPUs alone",)
+
+
+def test_a_server_that_made_no_gpu_device_counts_as_its_start() -> None:
+    slow = phase(wire.PHASE_SERVER, 2.6, 5.0)
+    found = verdict("server-start", on_gpu(trace=traced(), extra=slow))
+    assert found.seconds == pytest.approx(2.41)
+    made = verdict("server-start", on_gpu(extra=slow))
+    assert made.status == "ruled_out"
+    assert not any("its devices" in line for line in made.evidence)
+
+
 def test_a_hidden_gpu_is_known_by_the_clients_own_variable() -> None:
     hello = event(wire.HELLO, 0.5, environment={"CUDA_VISIBLE_DEVICES": "-1"}, driver="580.95.05")
     found = verdict("gpu-hidden", unable(hello))

@@ -20,6 +20,7 @@ from labctl.views.report.lanes import kind_of
 from labctl.views.report.page import render
 from labctl.views.report.traced import trace_chart
 from labctl.views.run_object import explained_object
+from labctl.views.step_lines import edge_lines, split_lines
 from labctl.views.trace_counters import readings
 from labctl.views.trace_export import TraceExport
 from labctl.views.waterfall import group_of
@@ -133,6 +134,22 @@ def test_the_page_of_a_gpu_run_holds_copies_plots_and_probe(traced: Explained) -
     record = replace(traced.data.record, baseline=None)
     without = replace(traced, data=replace(traced.data, record=record))
     assert "labctl check --gpu-probe measures them" in render(without, (), "ok")
+
+
+# One screen
+
+
+def test_copies_and_queueing_are_told_on_one_screen(traced: Explained) -> None:
+    lines = edge_lines(traced)
+    assert lines[-4:] == [
+        "  task:0 d2h GPU:0  1 copies in 0.800 ms, 4.000 MB at 5000 MB/s",
+        "  task:0 h2d GPU:0  1 copies in 1.0 ms, 4.000 MB at 4000 MB/s",
+        "  task:1 d2h GPU:0  1 copies in 0.800 ms, 4.000 MB at 5000 MB/s",
+        "  task:1 h2d GPU:0  1 copies in 1.0 ms, 4.000 MB at 4000 MB/s",
+    ]
+    assert any("task:0 computes" in line for line in split_lines(traced))
+    bare = explain(run_data(gpu_step(streams=False), duration_ms=19, warm_ms=[19.0]))
+    assert any("task:0 queues its ops in 0.270 ms" in line for line in split_lines(bare))
 
 
 # The trace

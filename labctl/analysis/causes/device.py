@@ -169,6 +169,15 @@ def _libraries_missing(run: Explained) -> Verdict:
             [f"{', '.join(names)} cannot be opened on {node}" for node, names in missing.items()],
             remedy=remedy,
         )
+    plain = [
+        node.name for node in run.data.record.nodes if node.cuda and not node.cuda.is_cuda_build
+    ]
+    if gpu_asked(run) and plain and not products_on(run).get("GPU"):
+        return cause.found(
+            None,
+            [f"TensorFlow on {', '.join(plain)} is built for CPUs alone"],
+            remedy="tensorflow_build: gpu in the inventory, then labctl provision",
+        )
     without = [
         node.name
         for node in run.data.record.nodes

@@ -19,13 +19,14 @@ from labctl.analysis.causes.common import (
     warm_s,
 )
 from labctl.analysis.causes.contact import is_open, not_reached
-from labctl.analysis.causes.device import NOT_ASKED, OF_SCRIPT, products_on
+from labctl.analysis.causes.device import NOT_ASKED, OF_SCRIPT
 from labctl.analysis.causes.gpu_signals import (
     by_index,
     compilation,
     context_s,
     devices,
     lost_share,
+    made_device,
     uses_before,
     uses_in_steps,
 )
@@ -111,11 +112,7 @@ def _context(run: Explained) -> Verdict:
     seconds, wall = context_s(run), wall_s(run)
     stamped = phase_s(run, PHASE_GPU_CONTEXT) is not None
     line = log_line(run, "device:gpu:0 with")
-    if (
-        seconds is None
-        or wall is None
-        or not (stamped or line is not None or products_on(run).get("GPU"))
-    ):
+    if seconds is None or wall is None or not made_device(run):
         return CONTEXT.not_measured(
             "no GPU device was made in this run", "a run in which TensorFlow finds its GPU"
         )

@@ -115,6 +115,17 @@ def context_s(run: Explained) -> float | None:
     return phase_s(run, wire.PHASE_SERVER) if known is None else known
 
 
+def made_device(run: Explained) -> bool:
+    """Return whether the client made a GPU device: TensorFlow's log or the traced step says so."""
+    if (
+        phase_s(run, PHASE_GPU_CONTEXT) is not None
+        or log_line(run, "device:gpu:0 with") is not None
+    ):
+        return True
+    tasks = run.trace.tasks if run.trace is not None else ()
+    return any("GPU" in device.upper() for task in tasks for device in task.products)
+
+
 def client_variable(run: Explained, name: str) -> str | None:
     """Return the value of a variable that the client had, "?" where only its name is known, None without it."""
     for event in own(run):

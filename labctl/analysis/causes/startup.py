@@ -22,7 +22,7 @@ from labctl.analysis.causes.common import (
 )
 from labctl.analysis.causes.contact import is_open, not_reached
 from labctl.analysis.causes.gpu_compile import PTX_JIT
-from labctl.analysis.causes.gpu_signals import compiles_much, context_s
+from labctl.analysis.causes.gpu_signals import compiles_much, context_s, made_device
 from labctl.analysis.causes.graph import CONSTANTS_FOLDED, constants_folded
 from labctl.analysis.causes.model import Rule, Verdict
 from labctl.analysis.cold_start import PHASE_CUBLAS
@@ -143,12 +143,12 @@ def _setup_lines(run: Explained) -> list[str]:
 def _server_start(run: Explained) -> Verdict:
     cause, wall = SERVER_START, wall_s(run)
     own = phase_s(run, wire.PHASE_SERVER)
-    if gpu_asked(run) and own is not None and context_s(run) == own:
-        own = 0.0  # the making of its devices, which `cuda-context` has
+    if gpu_asked(run) and made_device(run) and context_s(run) == own:
+        own = None  # it made the client's devices, which `cuda-context` has
     waited = phase_s(run, wire.PHASE_PEERS)
     paid = _paid_by_labctl_s(run)
     children = run.data.record.parameters.placement == "one-host"
-    if wall is None or (own is None and not paid):
+    if wall is None or (own is None and not paid and phase_s(run, wire.PHASE_SERVER) is None):
         if is_open(run):
             return cause.not_measured(*not_reached(run, "its servers"))
         return cause.not_measured("the run has no server phase", "a run that ends")
