@@ -16,6 +16,7 @@ import yaml
 
 from tests.conftest import CHECKOUT
 from tests.fakes.aws.cloud import DEBIAN, IMAGE, NEWEST_IMAGE, REGION, ZONE, AwsCloud, aws_cloud
+from tests.fakes.aws.proxy import Fault
 
 LAB_ID = "0123abcd"
 
@@ -193,3 +194,199 @@ def test_a_lab_is_made_once_and_removed_with_nothing_left(lab: Lab) -> None:
     twice = lab.play("destroy")
     assert twice.returncode == 0, twice.stdout + twice.stderr
     assert _changed(twice) == 0
+
+
+def _message(done: subprocess.CompletedProcess[str]) -> str:
+    """Return what the last failed task says: the three parts that labctl shows."""
+    assert done.returncode != 0, done.stdout
+    last = done.stdout.rsplit("fatal: [localhost]", 1)[1].split("PLAY RECAP")[0]
+    assert "  expected  " in last, done.stdout
+    assert "  do        " in last, done.stdout
+    return last
+
+
+@pytest.mark.parametrize(
+    ("variables", "subject", "found"),
+    [
+        ({"lab_cloud_image": "debian-99-*"}, "image", "no image 'debian-99-*'"),
+        ({"lab_cloud_region": "eu-nowhere-1"}, "region", "AWS has no region eu-nowhere-1"),
+    ],
+)
+def test_what_does_not_exist_is_found_before_anything_is_made(
+    lab: Lab, variables: dict[str, Any], subject: str, found: str
+) -> None:
+    done = lab.play("validate", **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (problem,) = lab.answer("validate")["problems"]
+    assert problem["subject"] == subject
+    assert found in problem["found"]
+    assert lab.cloud.labelled(LAB_ID) == []
+
+
+def test_a_quota_is_counted_before_and_named_when_aws_refuses(lab: Lab) -> None:
+    lab.cloud.proxy.quotas["L-DB2E81BA"] = 4.0
+    assert lab.play("validate").returncode == 0
+    (problem,) = lab.answer("validate")["problems"]
+    assert problem["subject"] == "quota"
+    assert problem["expected"] == "room for 8 more"
+
+    # A quota that may not be read is said to be unchecked; AWS's own refusal comes with the machines then.
+    lab.cloud.proxy.quotas.clear()
+    lab.cloud.proxy.faults.append(
+        Fault(
+            "RunInstances", code="VcpuLimitExceeded", message="more vCPU capacity than your limit"
+        )
+    )
+    done = lab.play("create")
+    assert "quota: " in _message(done)
+    assert "VcpuLimitExceeded" in _message(done)
+    assert lab.cloud.machines() == {}
+    assert lab.cloud.labelled(LAB_ID) != []
+    lab.cloud.proxy.faults.clear()
+    assert lab.play("destroy").returncode == 0
+    assert lab.cloud.labelled(LAB_ID) == []
+
+
+def test_expired_credentials_are_a_problem_and_never_an_empty_lab(lab: Lab) -> None:
+    lab.cloud.proxy.faults.append(Fault.expired())
+    done = lab.play("validate")
+    assert done.returncode == 0, done.stdout
+    (problem,) = lab.answer("validate")["problems"]
+    assert problem["subject"] == "credentials"
+    assert "ExpiredToken" in problem["found"]
+
+    found = lab.play("find")
+    assert "credentials: " in _message(found)
+    assert not (lab.folder / "cloud/find.json").exists()
+
+
+@pytest.mark.parametrize("action", ["DescribeInstances", "DescribeVolumes", "DescribeKeyPairs"])
+def test_a_list_that_aws_does_not_answer_fails_and_leaves_no_answer(lab: Lab, action: str) -> None:
+    assert lab.play("find").returncode == 0
+    assert lab.answer("find")["resources"] == []
+    lab.cloud.proxy.faults.append(Fault(action, kind="hang"))
+    done = lab.play("find", lab_cloud_timeout_s=5)
+    assert "unreachable: " in _message(done)
+    assert not (lab.folder / "cloud/find.json").exists()
+
+
+def test_a_throttled_api_is_asked_again_and_named_when_it_stays(lab: Lab) -> None:
+    lab.cloud.proxy.faults.append(Fault.throttled("DescribeVolumes", times=2))
+    done = lab.play("find")
+    assert done.returncode == 0, done.stdout
+    assert lab.cloud.proxy.calls.count("DescribeVolumes") == 3
+
+    lab.cloud.proxy.faults.append(Fault.throttled("DescribeInstances"))
+    assert "throttled: " in _message(lab.play("find"))
+
+
+def test_a_machine_that_never_runs_is_named_completed_and_removed(lab: Lab) -> None:
+    lab.cloud.proxy.held["tf1"] = ("pending", "")
+    done = lab.play("create", lab_cloud_timeout_s=18)
+    assert "machine: tf1 (i-" in _message(done)
+    assert ") is pending" in _message(done)
+    assert set(lab.cloud.machines()) == {"tf0", "tf1"}
+
+    # The cloud ends it; the next create makes another and leaves the one that runs.
+    lab.cloud.proxy.reset()
+    before = lab.cloud.machines()
+    lab.cloud.client.terminate_instances(InstanceIds=[before["tf1"]["InstanceId"]])
+    completed = lab.play("create")
+    assert completed.returncode == 0, completed.stdout
+    after = lab.cloud.machines()
+    assert after["tf0"]["InstanceId"] == before["tf0"]["InstanceId"]
+    assert after["tf1"]["InstanceId"] != before["tf1"]["InstanceId"]
+
+    # One that hangs for ever is removed all the same, and so is one that was stopped.
+    lab.cloud.client.stop_instances(InstanceIds=[after["tf0"]["InstanceId"]])
+    lab.cloud.client.detach_volume(VolumeId=_disk_of(lab, "tf0"))
+    lab.cloud.client.allocate_address(
+        TagSpecifications=[
+            {
+                "ResourceType": "elastic-ip",
+                "Tags": [
+                    {"Key": "labctl-lab", "Value": "demo"},
+                    {"Key": "labctl-id", "Value": LAB_ID},
+                ],
+            }
+        ]
+    )
+    removed = lab.play("destroy")
+    assert removed.returncode == 0, removed.stdout
+    assert lab.cloud.labelled(LAB_ID) == []
+    assert lab.answer("destroy")["resources"] == []
+
+
+def _disk_of(lab: Lab, node: str) -> str:
+    mapping = lab.cloud.machines()[node]["BlockDeviceMappings"]
+    volume: str = mapping[0]["Ebs"]["VolumeId"]
+    return volume
+
+
+def test_what_aws_keeps_is_named_and_the_rest_is_removed(lab: Lab) -> None:
+    assert lab.play("create", lab_cloud_nodes=1, lab_cloud_tasks={}).returncode == 0
+    lab.cloud.proxy.faults.append(
+        Fault(
+            "TerminateInstances",
+            code="OperationNotPermitted",
+            message="The instance may not be terminated. Modify its disableApiTermination",
+        )
+    )
+    done = lab.play("destroy", lab_cloud_timeout_s=18)
+    message = _message(done)
+    assert "left: machine i-" in message
+    assert "billed" in message
+    assert "disableApiTermination" in message
+    kinds = [each["kind"] for each in lab.answer("destroy")["resources"]]
+    assert "machine" in kinds
+    assert "key" not in kinds
+
+    lab.cloud.proxy.reset()
+    assert lab.play("destroy").returncode == 0
+    assert lab.cloud.labelled(LAB_ID) == []
+
+
+def test_a_lab_is_paused_and_resumed(lab: Lab) -> None:
+    assert lab.play("create").returncode == 0
+    stopped = lab.play("stop")
+    assert stopped.returncode == 0, stopped.stdout
+    machines = _by_kind(lab.answer("find"))["machine"]
+    assert [each["state"] for each in machines] == ["stopped", "stopped"]
+    assert not any(each["billable"] for each in machines)
+    assert all(each["stopped_unix_s"] for each in machines)
+
+    started = lab.play("start")
+    assert started.returncode == 0, started.stdout
+    machines = _by_kind(lab.answer("find"))["machine"]
+    assert [each["state"] for each in machines] == ["running", "running"]
+    known = (lab.folder / "known_hosts").read_text()
+    assert all(each["private_address"] in known for each in machines)
+
+
+def test_spot_machines_in_a_named_subnet_leave_nothing_but_the_subnet(lab: Lab) -> None:
+    ec2 = lab.cloud.client
+    vpc = ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
+    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.9.1.0/24", AvailabilityZone=ZONE)
+    named = {
+        "lab_cloud_network": subnet["Subnet"]["SubnetId"],
+        "lab_cloud_subnet_cidr": "",
+        "lab_cloud_tasks": {},
+        "lab_cloud_nodes": 1,
+        "lab_cloud_spot": True,
+        "lab_cloud_ssh_by": "private",
+    }
+    done = lab.play("create", **named)
+    assert done.returncode == 0, done.stdout
+    machine = lab.cloud.machines()["tf0"]
+    assert machine["InstanceLifecycle"] == "spot"
+    assert machine["SubnetId"] == named["lab_cloud_network"]
+    assert {each["kind"] for each in lab.answer("create")["resources"]} == {
+        "machine",
+        "disk",
+        "firewall",
+        "key",
+    }
+    removed = lab.play("destroy", **named)
+    assert removed.returncode == 0, removed.stdout
+    assert lab.cloud.labelled(LAB_ID) == []
+    assert [each["VpcId"] for each in ec2.describe_vpcs(VpcIds=[vpc])["Vpcs"]] == [vpc]
