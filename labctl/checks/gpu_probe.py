@@ -491,8 +491,7 @@ def in_child(
     """Run work in a process of its own, no step of it longer than it may be, and return what it told."""
     told: Facts = {"figures": {}, "begin": "start"}
     reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
+    if (pid := os.fork()) == 0:
         child = Teller(writer)
         try:
             os.dup2(2, 1)  # a library may print
@@ -579,8 +578,8 @@ def apply_environment() -> dict[str, str]:
             name, _, value = line.strip().partition("=")
             if name.startswith("CUDA_") or name == "LD_LIBRARY_PATH":
                 os.environ.setdefault(name, value.strip("\"'"))
-    shown = ("CUDA_", "NVIDIA_", "LD_LIBRARY_PATH")
-    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(shown)}
+    of_cuda = ("CUDA_", "NVIDIA_", "LD_LIBRARY_PATH")
+    return {name: os.environ[name] for name in sorted(os.environ) if name.startswith(of_cuda)}
 
 
 def probe(request: Facts) -> Facts:
@@ -613,7 +612,9 @@ def probe(request: Facts) -> Facts:
         gpus += [figures] if "name" in figures else []
         errors += [{"gpu": index, **each} for each in problems]
     is_absent = [each.pop("absent") for each in errors]
-    if any(is_absent) and not before["pci_gpus"] and not before["device_nodes"]:
+    # Of root's own making is nvidiactl, wherever libcuda.so.1 is: only nvidia0 and so on count.
+    has_node = any(each[-1].isdigit() for each in before["device_nodes"])
+    if any(is_absent) and not before["pci_gpus"] and not has_node:
         answer["missing"] = f"no NVIDIA GPU here: {errors[0]['found']}"
         errors.clear()
     return answer
@@ -624,8 +625,7 @@ def _compile(
 ) -> list[Facts]:
     """Measure how long PTX takes: without a cache, with an empty one, with what that left."""
     with tempfile.TemporaryDirectory(prefix="gpu-probe-") as cache:
-        if user is not None:
-            os.chown(cache, pwd.getpwnam(user).pw_uid, -1)
+        os.chown(cache, pwd.getpwnam(user).pw_uid if user is not None else -1, -1)
         kept = {"CUDA_CACHE_DISABLE": "0", "CUDA_CACHE_PATH": cache}
         ways = (("jit", {"CUDA_CACHE_DISABLE": "1"}), ("jit_fill", kept), ("jit_cached", kept))
         for name, variables in ways:
