@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from labctl.drive.links import Machine
 from labctl.drive.places import Places
+from labctl.node import wire
 from labctl.remote.base import Executor
 from labctl.runs.store import is_run_id
 
@@ -49,7 +50,8 @@ def push(machine: Machine, where: Places, run_id: str, files: Mapping[str, bytes
         executor.run(["mkdir", "-p", "-m", "0700", directory], timeout_s=_COMMAND_S).check(
             executor.name, f"making {directory}"
         )
-    data = _archive(files, owner, group)
+    # Its own log is the client's to read: there TensorFlow says why it made no GPU device.
+    data = _archive({wire.STDERR_FILE: b"", **files}, owner, group)
     ownership = "--same-owner" if sudo else "--no-same-owner"
     executor.run(
         ["tar", "--extract", "--preserve-permissions", ownership, "--directory", directory],
