@@ -43,6 +43,7 @@ FIELDS = {
     "clocks_event_reasons.active": "clocks_throttle_reasons.active",
 }
 UNTRIED: Facts = {"denied": {}, "hidden": [], "cuda": "", "init": None, "count": None}
+NO_USER = "the node does not have the user who runs TensorFlow"
 MODULES = {"nvidia", "nvidia_uvm", "nouveau", "nova_core", "nova_drm"}
 UNKNOWN_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
 
@@ -357,15 +358,19 @@ async def _gpu_facts(
     python, names = request["python"], device_nodes(dev)
     place = shared.get("CUDA_CACHE_PATH") or (home + "/.nv/ComputeCache" if home else "")
     unknown = user and not told_user
-    holders, bus, loaded, signed = await asyncio.gather(
-        apps(command, process_facts), on_bus(command), modules(command), secure_boot(command)
+    paths = [f"{dev}/{each}" for each in names]
+    bus, loaded, signed, build = await asyncio.gather(
+        on_bus(command), modules(command), secure_boot(command), wheel(python)
     )
-    build, tried, opened = await asyncio.gather(
-        wheel(python),
-        nobody()
+    why_not = NO_USER if unknown else "" if devices else "the driver does not answer"
+    holders, tried, opened = await asyncio.gather(
+        apps(command, process_facts)
+        if devices
+        else given([]),  # a driver that hangs would do so again
+        given({"error": why_not}) if why_not else access(who, paths, server_pid, shared),
+        given({"error": NO_USER})
         if unknown
-        else access(who, [f"{dev}/{each}" for each in names], server_pid, shared),
-        nobody() if unknown else libraries(python, request["gpu_libraries"], who, shared),
+        else libraries(python, request["gpu_libraries"], who, shared),
     )
     return {
         "persistenced": daemon,
@@ -384,5 +389,5 @@ async def _gpu_facts(
     }
 
 
-async def nobody() -> Facts:
-    return {"error": "the node does not have the user who runs TensorFlow"}
+async def given(value: Any) -> Any:
+    return value
