@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -17,6 +18,9 @@ import yaml
 from tests.conftest import CHECKOUT
 from tests.fakes.aws.cloud import DEBIAN, IMAGE, NEWEST_IMAGE, REGION, ZONE, AwsCloud, aws_cloud
 from tests.fakes.aws.proxy import Fault
+
+if TYPE_CHECKING:
+    from types_boto3_ec2.client import EC2Client
 
 LAB_ID = "0123abcd"
 
@@ -55,7 +59,7 @@ class Lab:
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
-            timeout=400,
+            timeout=550,
             check=False,
         )
 
@@ -100,8 +104,26 @@ def lab(cloud: AwsCloud, tmp_path: Path) -> Lab:
             "lab_admin_cidrs": ["198.51.100.7/32"],
             "lab_max_hours": 8,
             "lab_idle_minutes": 30,
-            "lab_cloud_timeout_s": 20,
+            "lab_cloud_timeout_s": 60,
         },
+    )
+
+
+def _dynamic(lab: Lab) -> subprocess.CompletedProcess[str]:
+    """List the hosts of the example's dynamic inventory, edited for this lab."""
+    folder = lab.folder / "mylab"
+    shutil.copytree(CHECKOUT / "inventory/example-aws", folder, dirs_exist_ok=True)
+    for path in (folder / "aws_ec2.yml", folder / "group_vars/all/cloud.yml"):
+        path.write_text(path.read_text().replace("mylab", "demo").replace("00c0ffee", LAB_ID))
+    return subprocess.run(
+        [str(Path(sys.executable).parent / "ansible-inventory"), "-i", str(folder), "--list"],
+        cwd=CHECKOUT,
+        env={**lab.cloud.environment, "ANSIBLE_CONFIG": str(CHECKOUT / "ansible.cfg")},
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=120,
+        check=False,
     )
 
 
@@ -116,6 +138,41 @@ def _by_kind(answer: Any) -> dict[str, list[dict[str, Any]]]:
     for each in answer["resources"]:
         kinds.setdefault(each["kind"], []).append(each)
     return kinds
+
+
+def _check_rules(ec2: EC2Client, group_id: str) -> None:
+    rules = ec2.describe_security_groups(GroupIds=[group_id])["SecurityGroups"][0]
+    opened = {
+        (
+            rule["IpProtocol"],
+            rule.get("FromPort"),
+            *(each["CidrIp"] for each in rule["IpRanges"]),
+            *(each["GroupId"] for each in rule["UserIdGroupPairs"]),
+        )
+        for rule in rules["IpPermissions"]
+    }
+    own = rules["GroupId"]
+    assert opened == {
+        ("tcp", 22, "198.51.100.7/32"),
+        ("tcp", 2222, own),
+        ("tcp", 5201, own),
+        ("icmp", -1, own),
+    }
+
+
+def _check_dynamic(lab: Lab, machines: dict[str, Any]) -> None:
+    listed = _dynamic(lab)
+    assert listed.returncode == 0, listed.stderr
+    hosts = json.loads(listed.stdout)
+    assert sorted(hosts["tf_cluster"]["hosts"]) == ["tf0", "tf1"]
+    assert hosts["tf_client"]["hosts"] == ["tf0"]
+    assert hosts["tf_workers"]["hosts"] == ["tf1"]
+    seen = hosts["_meta"]["hostvars"]["tf1"]
+    assert seen["ansible_host"] == machines["tf1"]["PublicIpAddress"]
+    assert (seen["tf_data_address"], seen["tf_task_index"]) == ("10.132.7.99", 1)
+    lab.cloud.proxy.faults.append(Fault("DescribeInstances", code="UnauthorizedOperation"))
+    assert _dynamic(lab).returncode != 0
+    lab.cloud.proxy.faults.clear()
 
 
 def test_a_lab_is_made_once_and_removed_with_nothing_left(lab: Lab) -> None:
@@ -164,23 +221,8 @@ def test_a_lab_is_made_once_and_removed_with_nothing_left(lab: Lab) -> None:
         line = next(line for line in known.splitlines() if public in line)
         assert line.split()[0] == f"{each['private_address']},{each['public_address']}"
 
-    rules = ec2.describe_security_groups(GroupIds=[kinds["firewall"][0]["id"]])["SecurityGroups"][0]
-    opened = {
-        (
-            rule["IpProtocol"],
-            rule.get("FromPort"),
-            *(each["CidrIp"] for each in rule["IpRanges"]),
-            *(each["GroupId"] for each in rule["UserIdGroupPairs"]),
-        )
-        for rule in rules["IpPermissions"]
-    }
-    own = rules["GroupId"]
-    assert opened == {
-        ("tcp", 22, "198.51.100.7/32"),
-        ("tcp", 2222, own),
-        ("tcp", 5201, own),
-        ("icmp", -1, own),
-    }
+    _check_rules(ec2, kinds["firewall"][0]["id"])
+    _check_dynamic(lab, machines)
 
     again = lab.play("create")
     assert again.returncode == 0, again.stdout + again.stderr
@@ -282,7 +324,7 @@ def test_a_throttled_api_is_asked_again_and_named_when_it_stays(lab: Lab) -> Non
 
 def test_a_machine_that_never_runs_is_named_completed_and_removed(lab: Lab) -> None:
     lab.cloud.proxy.held["tf1"] = ("pending", "")
-    done = lab.play("create", lab_cloud_timeout_s=18)
+    done = lab.play("create", "-e", "__aws_start_timeout_s=12")
     assert "machine: tf1 (i-" in _message(done)
     assert ") is pending" in _message(done)
     assert set(lab.cloud.machines()) == {"tf0", "tf1"}
@@ -332,7 +374,7 @@ def test_what_aws_keeps_is_named_and_the_rest_is_removed(lab: Lab) -> None:
             message="The instance may not be terminated. Modify its disableApiTermination",
         )
     )
-    done = lab.play("destroy", lab_cloud_timeout_s=18)
+    done = lab.play("destroy", "-e", "__aws_poll_s=1")
     message = _message(done)
     assert "left: machine i-" in message
     assert "billed" in message

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 
 FILTERS = Path(__file__).resolve().parents[2] / "playbooks/cloud/filter_plugins"
 
@@ -486,3 +487,13 @@ def test_host_keys_are_pinned_to_every_address_of_their_machine(tmp_path: Path) 
     assert (
         wishes.lab_cloud_known_hosts(stopped, str(tmp_path)) == "10.132.0.10 ssh-ed25519 AAAAkey\n"
     )
+
+
+def test_the_example_can_be_used_as_it_is() -> None:
+    folder = FILTERS.parents[2] / "inventory/example-aws"
+    variables = yaml.safe_load((folder / "group_vars/all/cloud.yml").read_text())
+    assert wishes.lab_cloud_problems(variables) == []
+    dynamic = yaml.safe_load((folder / "aws_ec2.yml").read_text())
+    assert dynamic["regions"] == [variables["lab_cloud_region"]]
+    assert dynamic["filters"]["tag:labctl-lab"] == variables["lab_name"]
+    assert dynamic["filters"]["tag:labctl-id"] == variables["lab_id"]
