@@ -54,6 +54,10 @@ bench-explain: setup ## How long why, report and trace take on large records, an
 cuda-wheels: setup ## Install the real CUDA wheels (gigabytes) on a machine of their own and open every library (root)
 	@scripts/cuda_wheels.sh
 
+.PHONY: driver-packages
+driver-packages: setup ## Resolve Debian's real driver packages on a machine of their own, install what it can have (root)
+	@scripts/driver_packages.sh
+
 .PHONY: lint
 lint: setup ## What CI holds: ruff, mypy, ansible-lint, yamllint, shellcheck, generated docs fresh
 	$(BIN)/ruff format --check $(SOURCES)

@@ -2,7 +2,7 @@
 # Install the Debian or Ubuntu packages that rehearsal machines need on this host.
 #
 #   scripts/host_packages.sh            what `labctl up` needs
-#   scripts/host_packages.sh --tests    that, and what the tests use (a browser, gcc, iperf3, iptables, an sshd
+#   scripts/host_packages.sh --tests    that, and what the tests use (a browser, gcc, gnupg, iperf3, iptables, an sshd
 #                                       that is not enabled)
 #   scripts/host_packages.sh --missing  print what is missing and install nothing; with --tests, of both
 #
@@ -14,7 +14,7 @@ packages="$packages systemd-container util-linux"
 list_only=false
 for option in "$@"; do
     case $option in
-    --tests) packages="$packages chromium chromium-driver gcc iperf3 iptables libc6-dev openssh-server" ;;
+    --tests) packages="$packages chromium chromium-driver gcc gnupg iperf3 iptables libc6-dev openssh-server" ;;
     --missing) list_only=true ;;
     *)
         echo "host_packages.sh: unknown option $option" >&2
