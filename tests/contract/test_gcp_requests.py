@@ -97,7 +97,7 @@ def test_a_list_is_read_to_its_last_page_and_holds_no_metadata(api: Any, session
         )
         assert failures == []
     asked = {"path": "aggregated/instances", "list": "instances", "filter": MINE}
-    items = module._asked(api, asked)["items"]
+    items = module._asked(api, asked)["listed"]
     assert [each["name"] for each in items] == [f"demo-tf{number}" for number in range(4)]
     assert all(each["labels"] == LABELS and "metadata" not in each for each in items)
 
@@ -197,6 +197,6 @@ def test_an_operation_that_fails_or_never_ends_is_a_failure(api: Any, session: S
 
 def test_what_is_not_there_is_told_from_what_is_refused(api: Any) -> None:
     gone = {"path": "global/networks/none", "absent": [404]}
-    assert module._asked(api, gone) == {"found": False, "status": 404, "answer": {}, "items": []}
+    assert module._asked(api, gone) == {"found": False, "status": 404, "answer": {}, "listed": []}
     with pytest.raises(module.ApiError, match="was not found"):
         module._asked(api, {"path": "global/networks/none"})

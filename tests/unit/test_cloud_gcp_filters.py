@@ -78,7 +78,7 @@ def instance(status: str, **more: Any) -> dict[str, Any]:
 
 def found(**more: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     names = ("instances", "disks", "addresses", "networks", "subnetworks", "firewalls")
-    return {name: {"items": more.get(name, [])} for name in names}
+    return {name: {"listed": more.get(name, [])} for name in names}
 
 
 @pytest.mark.parametrize(
@@ -398,9 +398,9 @@ def answers(**more: Any) -> dict[str, dict[str, Any]]:
         "zone": {"found": True, "answer": {"status": "UP"}},
         "accelerators": {
             "found": True,
-            "items": [{"name": "nvidia-tesla-t4", "maximumCardsPerInstance": 4}],
+            "listed": [{"name": "nvidia-tesla-t4", "maximumCardsPerInstance": 4}],
         },
-        "standing": {"found": True, "items": []},
+        "standing": {"found": True, "listed": []},
         "type/n1-standard-8": {"found": True, "answer": {"guestCpus": 8, "architecture": "X86_64"}},
         "family/ubuntu-os-cloud/ubuntu-2404-lts-amd64": {
             "found": True,
@@ -451,7 +451,7 @@ def test_quotas_count_what_is_used_and_not_twice_what_stands() -> None:
         project={"found": True, "answer": {"quotas": [quota("GPUS_ALL_REGIONS", 2, 1)]}}
     )
     assert said(two, tight) == ["quota: GPUS_ALL_REGIONS of the project: 2, 1 in use"]
-    tight["standing"] = {"found": True, "items": [{"labels": {"labctl-node": "tf0"}}]}
+    tight["standing"] = {"found": True, "listed": [{"labels": {"labctl-node": "tf0"}}]}
     assert said(two, tight) == []
 
 
@@ -551,7 +551,7 @@ def test_a_named_network_needs_one_subnet_of_the_right_range(
     ]
     given = {
         "network": {"found": True, "answer": {"selfLink": "link"}},
-        "subnets": {"items": subnets},
+        "subnets": {"listed": subnets},
     }
     wish = {**VARIABLES, "lab_cloud_network": name, "lab_cloud_subnet_cidr": cidr}
     looked = refusals.lab_gcp_subnet(wish, given)

@@ -185,13 +185,13 @@ def lab_gcp_resources(
     def own(collection: str) -> list[Mapping[str, Any]]:
         return [
             each
-            for each in answers[collection]["items"]
+            for each in answers[collection]["listed"]
             if all((each.get("labels") or {}).get(key) == value for key, value in wanted.items())
         ]
 
     def named(collection: str) -> list[Mapping[str, Any]]:
         return [
-            each for each in answers[collection]["items"] if each["name"].startswith(f"{name}-")
+            each for each in answers[collection]["listed"] if each["name"].startswith(f"{name}-")
         ]
 
     resources = [_machine(each) for each in own("instances")]

@@ -158,7 +158,7 @@ def lab_gcp_subnet(
     network = str(answers["network"]["answer"]["selfLink"])
     fit = [
         each
-        for each in answers["subnets"]["items"]
+        for each in answers["subnets"]["listed"]
         if each["network"] == network and subnet_name in {"", each["name"]}
     ]
     if len(fit) != 1:
@@ -220,7 +220,7 @@ def _type_problems(
             "correct lab_cloud_machine_type, or lab_cloud_gpu_type and lab_cloud_gpu_count",
         )
     elif not carried:
-        yield from _accelerator_problems(machine, answers["accelerators"]["items"], zone)
+        yield from _accelerator_problems(machine, answers["accelerators"]["listed"], zone)
 
 
 def _accelerator_problems(
@@ -335,7 +335,7 @@ def _quota_problems(
     limits = _limits(answers)
     public = variables["lab_cloud_ssh_by"] == "public" or not variables["lab_cloud_network"]
     # Machines of the lab that stand count as used already.
-    standing = {each["labels"].get("labctl-node") for each in answers["standing"]["items"]}
+    standing = {each["labels"].get("labctl-node") for each in answers["standing"]["listed"]}
     wanted: dict[str, float] = {}
     for machine in machines:
         known = answers[f"type/{machine['machine_type']}"]["found"]

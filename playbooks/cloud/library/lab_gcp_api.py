@@ -56,7 +56,7 @@ options:
 
 RETURN = r"""
 answers:
-  description: By name, C(found), and C(answer) or C(items).
+  description: By name, C(found), and C(answer) or C(listed).
   type: dict
   returned: always
 failures:
@@ -246,13 +246,13 @@ def _asked(api: Api, question: dict[str, Any]) -> dict[str, Any]:
     query = {"filter": question["filter"]} if question.get("filter") else {}
     try:
         if question.get("list"):
-            items = api.items(question["path"], question["list"], query)
-            return {"found": True, "items": items}
+            listed = api.items(question["path"], question["list"], query)
+            return {"found": True, "listed": listed}
         return {"found": True, "answer": api.call("GET", question["path"], query)}
     except ApiError as error:
         if error.status not in question.get("absent", []):
             raise
-        return {"found": False, "status": error.status, "answer": {}, "items": []}
+        return {"found": False, "status": error.status, "answer": {}, "listed": []}
 
 
 def _ordered(

@@ -11,13 +11,25 @@ import shlex
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import yaml
 
 if TYPE_CHECKING:
     from labctl.remote.base import Executor
-    from tests.fakes.aws.cloud import AwsCloud
+
+
+class Books(Protocol):
+    """A cloud that keeps the books of machines and starts none."""
+
+    def machines(self) -> dict[str, dict[str, Any]]:
+        """Return the machines by node, each with State and PrivateIpAddress as EC2 has them."""
+        ...
+
+    def user_data(self, node: str) -> str:
+        """Return what cloud-init of a node would read."""
+        ...
+
 
 _POLL_S = 1.0
 _WITHIN_S = 60.0
@@ -46,7 +58,7 @@ with open(network) as file:
     text = re.sub(r"(?m)^Address=[0-9.]+/", "Address=" + told["address"] + "/", file.read())
 with open(network, "w") as file:
     file.write(text)
-for command in data.get("runcmd", []):
+for command in data.get("bootcmd", []) + data.get("runcmd", []):
     subprocess.run(command, check=True)
 subprocess.run(["systemd-run", "--quiet", "--collect", "sh", "-c",
     "sleep 1; systemctl restart systemd-networkd; systemctl restart ssh"], check=True)
@@ -70,7 +82,7 @@ def first_boot(executor: Executor, user: str, user_data: Mapping[str, Any], addr
 
 
 @contextmanager
-def boots(cloud: AwsCloud, machines: Mapping[str, Executor], user: str) -> Iterator[list[str]]:
+def boots(cloud: Books, machines: Mapping[str, Executor], user: str) -> Iterator[list[str]]:
     """Boot each new instance on the rehearsal machine of its node, in the background.
 
     Args:

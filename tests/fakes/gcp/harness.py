@@ -107,10 +107,23 @@ class Gcp:
         made = self.order("GET", "/stand-in/state")["calls"]
         return [(str(method), str(path), int(status)) for method, path, status in made]
 
-    def metadata(self, name: str, key: str) -> str:
-        """Return an instance's metadata as its guest would read it."""
-        found = next(each for each in self.resources("instances") if each["name"] == name)
-        return next(str(each["value"]) for each in found["metadata"]["items"] if each["key"] == key)
+    def machines(self) -> dict[str, dict[str, Any]]:
+        """Return the instances by node, each with State and PrivateIpAddress as EC2 has them."""
+        return {
+            each["labels"]["labctl-node"]: {
+                "State": {"Name": each["status"].lower()},
+                "PrivateIpAddress": each["networkInterfaces"][0]["networkIP"],
+            }
+            for each in self.resources("instances")
+        }
+
+    def user_data(self, node: str) -> str:
+        """Return what cloud-init of a node would read."""
+        found = next(
+            each for each in self.resources("instances") if each["labels"]["labctl-node"] == node
+        )
+        items = found["metadata"]["items"]
+        return next(str(each["value"]) for each in items if each["key"] == "user-data")
 
 
 @contextlib.contextmanager
