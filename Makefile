@@ -46,6 +46,10 @@ test-quick: setup ## All but the tests on rehearsal machines
 rehearse-aws: setup ## Show a lab on AWS from plan to receipt: the cloud is on loopback, its machines rehearsal machines (root)
 	$(PYTEST) -q -s tests/e2e/test_cloud_path.py
 
+.PHONY: rehearse-gcp
+rehearse-gcp: setup ## Show the same on Google Cloud, whose API is a stand-in on loopback (root)
+	$(PYTEST) -q -s tests/e2e/test_cloud_path_gcp.py
+
 .PHONY: bench-explain
 bench-explain: setup ## How long why, report and trace take on large records, and how that grows
 	$(BIN)/python -m bench.explain
