@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labctl.analysis.breakeven import least_power, wire_bound
-from labctl.analysis.constants import Range, RunFacts
+from labctl.analysis.constants import Range, RunFacts, facts_of
 from labctl.analysis.outlook import look_ahead
 from labctl.analysis.predict import Prediction, predict
 from labctl.analysis.ptx import find_gpu
@@ -18,6 +18,7 @@ from labctl.analysis.score import Plan, alike, foresee, score
 from labctl.analysis.work import Work, device_of, work_of
 from labctl.errors import RecordError
 from labctl.runs.baseline import Baseline, ComputeBaseline, GpuBaseline, LinkBaseline
+from tests.unit.gpu_samples import traced_on_gpus
 from tests.unit.test_analysis_predict import MATRIX, facts, parameters
 
 GPU = Work(device="gpu")
@@ -258,6 +259,34 @@ def test_where_tensorflow_chose_the_device_nothing_is_known() -> None:
     work = work_of(parameters(device="gpu", soft_placement=False), 2)
     assert isinstance(work, Work)
     assert work.device == "gpu"
+
+
+def test_a_traced_gpu_run_gives_products_and_copies_without_a_probe() -> None:
+    known = facts_of(traced_on_gpus())
+    assert known is not None
+    assert {way: round(sum(rates)) for way, rates in known.copies.items()} == {
+        (0, "h2d"): 4000, (1, "h2d"): 4000, (0, "d2h"): 5000, (1, "d2h"): 5000,
+    }  # fmt: skip
+    work = work_of(known.parameters, 2)
+    assert isinstance(work, Work)
+    found = predict(work, [replace(known, baseline=None)])
+    sources = {each.name: each.source for each in found.constants}
+    assert sources["GPU products on tf1"] == "traced GPU steps"
+    assert sources["copies from the GPU of tf1"] == "traced GPU steps"
+    copied = sum(part.seconds.value for part in found.parts if part.what == "copy")
+    assert copied == pytest.approx(0.001 + 0.0008)
+    assert found.cold_start == ()
+
+
+def test_small_copies_say_nothing_of_the_rate() -> None:
+    small = traced_on_gpus()
+    traces = tuple(
+        replace(each, copies=tuple(replace(copy, size_bytes=4) for copy in each.copies))
+        for each in small.traces
+    )
+    known = facts_of(replace(small, traces=traces))
+    assert known is not None
+    assert known.copies == {}
 
 
 seconds = st.floats(1e-6, 10)
