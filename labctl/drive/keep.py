@@ -15,7 +15,7 @@ from labctl.drive.links import Links, Machine, Opener, RealOpener
 from labctl.drive.places import Places, places
 from labctl.drive.run import attach
 from labctl.drive.session import Session, Writer
-from labctl.drive.timing import SystemClock, Timeline
+from labctl.drive.timing import Clock, SystemClock, Timeline
 from labctl.errors import LabBusyError, LabctlError, RefusedError, UnreachableError
 from labctl.lab.home import Home
 from labctl.lab.model import Lab
@@ -65,6 +65,7 @@ def keep_runs(
     observer: Observer | None = None,
     opener: Opener | None = None,
     model: Lab | None = None,
+    clock: Clock | None = None,
 ) -> Kept:
     """Bring home what runs left on the nodes, and compare all digests.
 
@@ -75,6 +76,7 @@ def keep_runs(
         observer: Is told of it.
         opener: Makes executors.
         model: The lab, if it has been read already.
+        clock: Where time comes from.
 
     Raises:
         LabBusyError: Another labctl follows a run.
@@ -91,7 +93,7 @@ def keep_runs(
             expected="a lab without a run",
             do=f"wait for its end, or labctl cancel {followed[0]}; --force loses it",
         )
-    keeper = _Keeper(observer or Silent(), store)
+    keeper = _Keeper(observer or Silent(), store, clock or SystemClock())
     try:
         keeper.look(model or load_lab(home, lab), opener or RealOpener(), entries)
     except LabctlError as error:
@@ -120,8 +122,9 @@ def first_step_unix_s(local_dir: Path, since_unix_s: float) -> float | None:
 class _Keeper:
     """Collects what is whole, what is not and why."""
 
-    def __init__(self, observer: Observer, store: RunStore) -> None:
+    def __init__(self, observer: Observer, store: RunStore, clock: Clock) -> None:
         self._observer = observer
+        self._clock = clock
         self._store = store
         self._problems: dict[str, str] = {}
         self._unseen: list[str] = []
@@ -188,9 +191,9 @@ class _Keeper:
             self._problems[run_id] = "it is still running"
             return
         self._observer.stage(f"collecting run {run_id}")
-        clock = SystemClock()
         with Interrupts() as interrupts:
-            session = Session(lab, links, clock, Timeline(clock), self._observer, interrupts)
+            timeline = Timeline(self._clock)
+            session = Session(lab, links, self._clock, timeline, self._observer, interrupts)
             record = attach(session, entry)
         if record.open:
             message = record.failure.message if record.failure is not None else record.outcome
