@@ -96,9 +96,8 @@ def found(**more: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 def test_a_machine_has_the_words_of_an_answer(
     status: str, state: str, billable: bool, stopped: bool
 ) -> None:
-    [one] = gcp.lab_gcp_resources(
-        found(instances=[instance(status)]), LABELS, "labctl-demo-1a2b3c4d"
-    )
+    own = gcp.lab_gcp_own(found(instances=[instance(status)]), LABELS, "labctl-demo-1a2b3c4d")
+    [one] = gcp.lab_gcp_resources(own)
     assert one == {
         "kind": "machine",
         "id": "labctl-demo-1a2b3c4d-tf0",
@@ -125,7 +124,8 @@ def test_only_what_is_the_labs_counts_whatever_the_cloud_lists() -> None:
         networks=[{"name": "labctl-demo-1a2b3c4d-net"}, {"name": "labctl-demo-1a2b3c4dx-net"}],
         firewalls=[{"name": "default-allow-ssh"}],
     )
-    resources = gcp.lab_gcp_resources(everything, LABELS, "labctl-demo-1a2b3c4d")
+    own = gcp.lab_gcp_own(everything, LABELS, "labctl-demo-1a2b3c4d")
+    resources = gcp.lab_gcp_resources(own)
     assert [(each["kind"], each["name"], each["billable"]) for each in resources] == [
         ("disk", "mine", True),
         ("address", "a", True),
@@ -451,7 +451,7 @@ def test_quotas_count_what_is_used_and_not_twice_what_stands() -> None:
         project={"found": True, "answer": {"quotas": [quota("GPUS_ALL_REGIONS", 2, 1)]}}
     )
     assert said(two, tight) == ["quota: GPUS_ALL_REGIONS of the project: 2, 1 in use"]
-    tight["standing"] = {"found": True, "listed": [{"labels": {"labctl-node": "tf0"}}]}
+    tight["standing"] = {"found": True, "listed": [{"labels": {**LABELS, "labctl-node": "tf0"}}]}
     assert said(two, tight) == []
 
 

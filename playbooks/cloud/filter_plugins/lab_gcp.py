@@ -29,6 +29,7 @@ _STATES = {
     "SUSPENDING": "suspending",
     "SUSPENDED": "suspended",
 }
+_UNLABELLED = frozenset({"networks", "subnetworks", "firewalls"})
 # Bounds of scheduling.maxRunDuration, as "Limit the run time of a VM" of the documentation states them.
 _LIMIT_S = (30, 120 * 86_400)
 
@@ -170,41 +171,50 @@ def _machine(each: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def lab_gcp_resources(
+def lab_gcp_own(
     answers: Mapping[str, Mapping[str, Any]], labels: Mapping[str, str], name: str
-) -> list[dict[str, Any]]:
-    """Return all that Compute Engine has of a lab, in the words of an answer.
+) -> dict[str, list[Mapping[str, Any]]]:
+    """Return what of some lists is a lab's: by its labels, or by its name where the cloud knows no label.
+
+    The cloud is asked for everything, and what is the lab's is chosen here: a filter that the API takes in another
+    way than meant would make a list empty, and an empty list is what a receipt rests on.
 
     Args:
-        answers: Of lab_gcp_api: instances, disks, addresses, networks, subnetworks and firewalls.
-        labels: The lab's; what has other ones is none of its own.
+        answers: Of lab_gcp_api, lists by the name of their collection.
+        labels: The lab's, as the API has them.
         name: What the names of its networks, subnets and rules begin with.
     """
     wanted = {key: labels[key] for key in ("labctl-id", "labctl-lab")}
 
-    def own(collection: str) -> list[Mapping[str, Any]]:
-        return [
-            each
-            for each in answers[collection]["listed"]
-            if all((each.get("labels") or {}).get(key) == value for key, value in wanted.items())
-        ]
+    def is_own(collection: str, thing: Mapping[str, Any]) -> bool:
+        if collection in _UNLABELLED:
+            return str(thing["name"]).startswith(f"{name}-")
+        given = thing.get("labels") or {}
+        return all(given.get(key) == value for key, value in wanted.items())
 
-    def named(collection: str) -> list[Mapping[str, Any]]:
-        return [
-            each for each in answers[collection]["listed"] if each["name"].startswith(f"{name}-")
-        ]
+    return {
+        collection: [each for each in answer["listed"] if is_own(collection, each)]
+        for collection, answer in answers.items()
+    }
 
-    resources = [_machine(each) for each in own("instances")]
-    resources += [_resource("disk", each, billable=True) for each in own("disks")]
+
+def lab_gcp_resources(own: Mapping[str, Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Return all that Compute Engine has of a lab, in the words of an answer.
+
+    Args:
+        own: Of lab_gcp_own: instances, disks, addresses, networks, subnetworks and firewalls.
+    """
+    resources = [_machine(each) for each in own["instances"]]
+    resources += [_resource("disk", each, billable=True) for each in own["disks"]]
     resources += [
         _resource("address", each, billable=True, public_address=str(each.get("address") or ""))
-        for each in own("addresses")
+        for each in own["addresses"]
     ]
-    resources += [_resource("network", each) for each in named("networks")]
+    resources += [_resource("network", each) for each in own["networks"]]
     resources += [
-        _resource("subnet", each, zone=_last(each.get("region"))) for each in named("subnetworks")
+        _resource("subnet", each, zone=_last(each.get("region"))) for each in own["subnetworks"]
     ]
-    resources += [_resource("firewall", each) for each in named("firewalls")]
+    resources += [_resource("firewall", each) for each in own["firewalls"]]
     return resources
 
 
@@ -495,6 +505,7 @@ class FilterModule:
             "lab_gcp_instance": lab_gcp_instance,
             "lab_gcp_labels": lab_gcp_labels,
             "lab_gcp_left": lab_gcp_left,
+            "lab_gcp_own": lab_gcp_own,
             "lab_gcp_power": lab_gcp_power,
             "lab_gcp_refusal": lab_gcp_refusal,
             "lab_gcp_refused": lab_gcp_refused,

@@ -66,11 +66,7 @@ def lab_gcp_questions(
             "absent": absent,
         },
     }
-    asked["standing"] = {
-        "path": "aggregated/instances",
-        "list": "instances",
-        "filter": f'(labels.labctl-id = "{variables["lab_id"]}") (labels.labctl-lab = "{variables["lab_name"]}")',
-    }
+    asked["standing"] = {"path": "aggregated/instances", "list": "instances"}
     for each in machines:
         name = each["machine_type"]
         asked[f"type/{name}"] = {"path": f"{zone}/machineTypes/{name}", "absent": absent}
@@ -335,7 +331,12 @@ def _quota_problems(
     limits = _limits(answers)
     public = variables["lab_cloud_ssh_by"] == "public" or not variables["lab_cloud_network"]
     # Machines of the lab that stand count as used already.
-    standing = {each["labels"].get("labctl-node") for each in answers["standing"]["listed"]}
+    mine = {"labctl-id": variables["lab_id"], "labctl-lab": variables["lab_name"]}
+    standing = {
+        each["labels"].get("labctl-node")
+        for each in answers["standing"]["listed"]
+        if mine.items() <= (each.get("labels") or {}).items()
+    }
     wanted: dict[str, float] = {}
     for machine in machines:
         known = answers[f"type/{machine['machine_type']}"]["found"]

@@ -36,7 +36,7 @@ options:
   ask:
     description:
       - By name, a path below the project (or one that begins with C(projects/)), and optionally C(list), the name
-        of the collection that the path lists, C(filter) and C(absent), HTTP statuses that mean "not there".
+        of the collection that the path lists, and C(absent), HTTP statuses that mean "not there".
     type: dict
     default: {}
   do:
@@ -179,14 +179,14 @@ class Api:
             )
         return answer
 
-    def items(self, path: str, collection: str, query: dict[str, Any]) -> list[Any]:
+    def items(self, path: str, collection: str) -> list[Any]:
         """Return all of a list, or of a list over all zones or regions.
 
         Raises:
             ApiError: It was refused, or a part of it could not be asked for.
         """
         found: list[Any] = []
-        query = dict(query)
+        query: dict[str, Any] = {}
         while True:
             page = self.call("GET", path, query)
             listed = page.get("items") or []
@@ -243,12 +243,11 @@ def _session(module: GcpModule) -> Any:
 
 
 def _asked(api: Api, question: dict[str, Any]) -> dict[str, Any]:
-    query = {"filter": question["filter"]} if question.get("filter") else {}
     try:
         if question.get("list"):
-            listed = api.items(question["path"], question["list"], query)
+            listed = api.items(question["path"], question["list"])
             return {"found": True, "listed": listed}
-        return {"found": True, "answer": api.call("GET", question["path"], query)}
+        return {"found": True, "answer": api.call("GET", question["path"])}
     except ApiError as error:
         if error.status not in question.get("absent", []):
             raise
