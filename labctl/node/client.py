@@ -129,10 +129,12 @@ class _Client:
 
     def leave(self, status: int) -> NoReturn:
         """End the process, without waiting for TensorFlow."""
-        self._usage.stop()
+        if self._gpu is None:
+            self._usage.stop()
+        else:
+            with suppress(RuntimeError):  # no thread could be started
+                _within(_FLUSH_WITHIN_S, self._tell_of_gpus)
         with suppress(OSError):
-            if self._gpu is not None:
-                self._gpu.kernel_cache("end")
             self._events.end(status)
         _within(_FLUSH_WITHIN_S, _flush)
         os._exit(status)
@@ -208,6 +210,13 @@ class _Client:
         self._gpu = Gpu(self._events)
         self._gpu.wake()
         self._usage.watch(self._gpu)
+
+    def _tell_of_gpus(self) -> None:
+        """Write the last of what is known of the GPUs. May block where their driver does not answer any more."""
+        self._usage.stop()
+        if self._gpu is not None:
+            with suppress(OSError):
+                self._gpu.kernel_cache("end")
 
     def _close(self, experiment: Experiment) -> None:
         """Free the other tasks' memory; what is not done in time is left undone, the result stands."""

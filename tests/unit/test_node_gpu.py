@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from labctl.node import wire
+from labctl.node import client, wire
 from labctl.node.errors import NodeError
 from labctl.node.events import EventLog
 from labctl.node.gpu import LIBRARIES, Gpu, cache_path, cache_size, may_use_gpus
@@ -278,6 +279,25 @@ def test_a_server_of_a_tensorflow_for_cpus_pays_nothing(monkeypatch: pytest.Monk
     assert not may_use_gpus({"HOME": "/root"})
     monkeypatch.setattr("labctl.node.host.cuda_version", lambda: "12.5.1")
     assert may_use_gpus({"HOME": "/root"})
+
+
+def test_a_driver_that_answers_no_more_does_not_keep_the_client_from_ending(
+    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(status: int) -> None:
+        raise SystemExit(status)
+
+    monkeypatch.setattr("labctl.node.client.os._exit", leave)
+    monkeypatch.setattr("labctl.node.client._FLUSH_WITHIN_S", 0.2)
+    hung = threading.Event()
+    made = client._Client(log.events, "payload", tmp_path, 0)
+    made._gpu = Gpu(log.events)
+    monkeypatch.setattr(made._usage, "stop", lambda: hung.wait(60))
+    with pytest.raises(SystemExit) as ended:
+        made.leave(wire.EXIT_FAILED)
+    hung.set()
+    assert ended.value.code == wire.EXIT_FAILED
+    assert log.of("bye")[0]["exit"] == wire.EXIT_FAILED
 
 
 # Strict placement
