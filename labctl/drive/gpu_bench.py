@@ -18,7 +18,7 @@ from labctl.drive.links import Links, Machine
 from labctl.drive.measure import Progress, ask_means
 from labctl.drive.timing import Clock
 from labctl.errors import LabctlError
-from labctl.lab.model import Lab
+from labctl.lab.model import LOOPBACK, Lab
 from labctl.runs import lab_files
 from labctl.runs.baseline import Baseline, GpuBaseline
 
@@ -33,7 +33,7 @@ _TIMEOUT_S = 300.0
 def probe_gpus(
     lab: Lab, links: Links, clock: Clock, progress: Progress = lambda _: None
 ) -> list[CheckResult]:
-    """Measure all GPUs of all nodes at once, keep their figures, and return them as checks.
+    """Measure all nodes at once, one GPU of each after the other, keep the figures, and return them as checks.
 
     A node that gives an answer loses the figures that it had before.
 
@@ -51,18 +51,18 @@ def probe_gpus(
             return not_probed(lab, "another labctl is measuring this lab")
         means, _ = ask_means(links)
         progress("measuring the GPUs")
-        futures = [
-            (link.node.name, link.submit(lambda machine: _ask(machine, clock)))
-            for link in links.all
-        ]
         answers: dict[str, GpuAnswer | str] = {}
-        for name, future in futures:
-            try:
-                answers[name] = future.result()
-            except LabctlError as error:
-                answers[name] = error.found
-            except FactsError as error:
-                answers[name] = f"the probe failed: {error}"
+        # The nodes of the loopback lab have the same GPUs.
+        waves = [[each] for each in links.all] if lab.name == LOOPBACK else [list(links.all)]
+        for wave in waves:
+            futures = [(link, link.submit(lambda machine: _ask(machine, clock))) for link in wave]
+            for link, future in futures:
+                try:
+                    answers[link.node.name] = future.result()
+                except LabctlError as error:
+                    answers[link.node.name] = error.found
+                except FactsError as error:
+                    answers[link.node.name] = f"the probe failed: {error}"
         boots = {name: each.boot_id for name, each in means.items()}
         _keep(lab, boots, answers)
     return [each for node in lab.nodes for each in _checks(node.name, answers[node.name])]

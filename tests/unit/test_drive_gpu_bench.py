@@ -6,6 +6,7 @@ import copy
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -203,6 +204,28 @@ def test_an_answer_is_checked_before_it_is_believed() -> None:
             gpu_answer(answer(gpus=[{**FIGURES, **wrong}]), "tf0", 5.0)
     without = {name: value for name, value in FIGURES.items() if name != "h2d_pageable_bytes_per_s"}
     assert gpu_answer(answer(gpus=[without]), "tf0", 5.0).gpus[0].h2d_pageable_bytes_per_s is None
+
+
+def test_nodes_of_one_machine_are_measured_one_after_the_other(tmp_path: Path) -> None:
+    lab = replace(make_lab(tmp_path, provider="loopback"), name="loopback")
+    rig = Rig(lab)
+    for name in ("tf0", "tf1"):
+        looked: dict[str, Any] = {"iperf3": "", "cpus": [0], "boot_id": f"boot-{name}"}
+
+        def reply(call: Call, name: str = name, looked: Any = looked) -> Reply:
+            if json.loads(call.input)["request"].get("kind") == "look":
+                return Reply(json.dumps(looked).encode())
+            at_once.append(name)
+            if name == "tf0":  # the other one would be there by now
+                time.sleep(0.2)
+            at_once.append(name)
+            return Reply(json.dumps(ANSWER).encode())
+
+        rig.machines[name].on(("/usr/bin/python3",), reply)
+    at_once: list[str] = []
+    probed(rig)
+    rig.links.close()
+    assert at_once == ["tf0", "tf0", "tf1", "tf1"]
 
 
 def test_what_was_not_measured_is_not_told() -> None:
