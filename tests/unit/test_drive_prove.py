@@ -167,6 +167,21 @@ def test_the_way_between_the_tasks_is_tried_without_products(bench: Bench) -> No
     }
 
 
+def test_a_gpus_kernel_cache_is_tried_by_a_variable_of_the_client(bench: Bench) -> None:
+    record = bench.own.readable()
+    on_gpu = replace(
+        record, parameters=replace(record.parameters, device="gpu", soft_placement=False)
+    )
+    bench.own = replace(bench.own, record=on_gpu)
+    bench.prove(verdict("ptx-jit"), verdict("no-persistence"))
+    asked = [(each.options.gpu, each.options.environment) for each in bench.asked]
+    assert asked == [
+        (True, ("CUDA_CACHE_DISABLE=1",)),
+        (True, ("CUDA_CACHE_DISABLE=0",)),
+        (True, ()),
+    ]
+
+
 def test_a_setting_whose_runs_fail_proves_nothing(bench: Bench) -> None:
     bench.change = lambda record: replace(record, outcome="failed")
     (tried,) = bench.prove(verdict("inter-op-starved"))
