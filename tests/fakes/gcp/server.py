@@ -93,8 +93,9 @@ class StandIn:
                 self._remove(str(body["name"]), keep_disk=bool(body.get("keep_disk")))
             elif (method, path) == ("POST", "/stand-in/reset"):
                 self._reset()
-            elif (method, path) == ("POST", "/stand-in/quotas"):
-                self.cloud.region_quotas.update(body)
+                self.cloud.operation_s = float(body.get("operation_s", self.cloud.operation_s))
+            elif (method, path) == ("POST", "/stand-in/pace"):
+                self.cloud.operation_s = float(body["operation_s"])
             elif (method, path) == ("POST", "/stand-in/token"):
                 self.token = str(body["token"])
             elif (method, path) == ("GET", "/stand-in/state"):
