@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from labctl.providers.cloud import books, tell
 from labctl.providers.cloud.model import CLOUDS
 from labctl.providers.rehearsal import RehearsalProvider
 
-_AT_ONCE = 8  # labs whose clouds are asked at the same time
+_PATIENCE_S = 180.0  # with a cloud, all in all; its playbook has an earlier deadline of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,24 +70,41 @@ def lab_rows(home: Home, cloud_status: Status | None = None) -> list[LabRow]:
     ask = cloud_status or _asker(home)
     active = home.active()
     in_clouds = {name: books.cloud_of(home, name) or "" for name in books.labs_of(home)}
-    with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
-        asked = {name: pool.submit(ask, cloud, name) for name, cloud in in_clouds.items()}
-        rows = [
-            _row(home, name, active=name == active) for name in home.labs() if name not in in_clouds
-        ]
-        rehearsal = RehearsalProvider(home)
-        for name in rehearsal.half_made():
-            if name not in in_clouds:
-                status = rehearsal.status(name)
-                count = len(status.machines)
-                rows.append(
-                    LabRow(name, rehearsal.name, count, "partly", name == active, status.cost)
-                )
-        rows += [
-            _of_status(name, in_clouds[name], future.result(), active=name == active)
-            for name, future in asked.items()
-        ]
+    asked = {name: _ask(ask, cloud, name) for name, cloud in in_clouds.items()}
+    rows = [
+        _row(home, name, active=name == active) for name in home.labs() if name not in in_clouds
+    ]
+    rehearsal = RehearsalProvider(home)
+    for name in rehearsal.half_made():
+        if name not in in_clouds:
+            status = rehearsal.status(name)
+            count = len(status.machines)
+            rows.append(LabRow(name, rehearsal.name, count, "partly", name == active, status.cost))
+    for name, future in asked.items():
+        try:
+            status = future.result(timeout=_PATIENCE_S)
+        except TimeoutError:
+            status = _unknown(f"no answer within {_PATIENCE_S:g} s")
+        rows.append(_of_status(name, in_clouds[name], status, active=name == active))
     return sorted(rows, key=lambda row: row.name)
+
+
+def _ask(ask: Status, cloud: str, name: str) -> Future[LabStatus]:
+    """Ask a cloud in a thread that holds nobody up: labctl can always leave."""
+    future: Future[LabStatus] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(ask(cloud, name))
+        except BaseException as error:  # noqa: BLE001 whoever waits for the future gets it
+            future.set_exception(error)
+
+    threading.Thread(target=work, name=f"labctl-{name}", daemon=True).start()
+    return future
+
+
+def _unknown(why: str) -> LabStatus:
+    return LabStatus((), cost=None, usd_per_hour=None, unknown=why)
 
 
 def lab_lines(rows: list[LabRow], now_unix_s: float) -> list[str]:
@@ -186,7 +204,7 @@ def _asker(home: Home) -> Status:
             return CloudProvider(home, cloud).status(lab)
         except (LabctlError, OSError) as error:
             why = error.found if isinstance(error, LabctlError) else str(error)
-            return LabStatus((), cost=None, usd_per_hour=None, unknown=why)
+            return _unknown(why)
 
     return ask
 

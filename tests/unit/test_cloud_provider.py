@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from labctl.errors import (
 )
 from labctl.lab.home import Home
 from labctl.providers import listing
+from labctl.providers.base import LabStatus
 from labctl.providers.cloud import books
 from labctl.providers.cloud.fake import Fault
 from labctl.providers.cloud.model import CloudOptions, Problem
@@ -714,3 +716,38 @@ def test_variables_that_cannot_be_are_told_before_the_cloud_is_asked(
     with pytest.raises(ConfigError, match=words):
         up(aws)
     assert aws.cloud.calls == []
+
+
+def test_ctrl_c_while_machines_boot_leaves_at_once(aws: Worlds) -> None:
+    def interrupt(_: str) -> None:
+        raise KeyboardInterrupt
+
+    mute = FakeExecutor("tf1").on(["true"], HostUnreachableError("not yet"))
+    aws.nodes["tf1"] = mute
+    plan = aws.labs.plan("demo", options(), aws.tell)
+
+    def tell(text: str) -> None:
+        if text.startswith("tf0"):
+            interrupt(text)
+
+    with pytest.raises(KeyboardInterrupt):
+        aws.labs.carry_out(plan, tell)
+    assert set(hosts(aws)) == {"tf0", "tf1"}
+    assert aws.labs.owns("demo")
+
+
+def test_a_cloud_that_never_answers_holds_no_list_up(
+    aws: Worlds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    up(aws)
+    monkeypatch.setattr(listing, "_PATIENCE_S", 0.05)
+    release = threading.Event()
+
+    def never(_: str, __: str) -> LabStatus:
+        release.wait(30)
+        return LabStatus(())
+
+    (row,) = listing.lab_rows(aws.home, never)
+    release.set()
+    assert row.state == "unknown"
+    assert row.notes == ("its state cannot be asked: no answer within 0.05 s",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -57,10 +58,11 @@ def wait_for_logins(
         DeadlineError: A node was not ready in time.
         UnreachableError: A node answers with another host key, or refuses the lab's key to the end.
     """
+    given_up = threading.Event()
 
     def wait(node: Node) -> LabctlError | None:
         started_s = patience.now_s()
-        error = _wait(node, lab, opener, patience)
+        error = _wait(node, lab, opener, patience, given_up)
         if error is None:
             waited_s = patience.now_s() - started_s
             host = node.ssh.host if node.ssh is not None else node.data_address
@@ -69,13 +71,19 @@ def wait_for_logins(
         return error
 
     with ThreadPoolExecutor(max_workers=len(lab.nodes)) as pool:
-        errors = list(pool.map(wait, lab.nodes))
+        try:
+            errors = list(pool.map(wait, lab.nodes))
+        except BaseException:
+            given_up.set()
+            raise
     for error in errors:
         if error is not None:
             raise error
 
 
-def _wait(node: Node, lab: Lab, opener: Opener, patience: Patience) -> LabctlError | None:
+def _wait(
+    node: Node, lab: Lab, opener: Opener, patience: Patience, given_up: threading.Event
+) -> LabctlError | None:
     """Return None when a node takes logins, else why it does not."""
     started_s = patience.now_s()
     while True:
@@ -84,7 +92,7 @@ def _wait(node: Node, lab: Lab, opener: Opener, patience: Patience) -> LabctlErr
             return None
         waited_s = patience.now_s() - started_s
         limit_s = _WRONG_KEY_S if isinstance(error, HostKeyError) else patience.ready_s
-        if waited_s >= min(limit_s, patience.ready_s):
+        if given_up.is_set() or waited_s >= min(limit_s, patience.ready_s):
             return _final(node, lab, error, waited_s)
         patience.sleep(3.0)
 
