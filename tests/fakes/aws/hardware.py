@@ -61,7 +61,7 @@ with open(network, "w") as file:
 for command in data.get("bootcmd", []) + data.get("runcmd", []):
     subprocess.run(command, check=True)
 subprocess.run(["systemd-run", "--quiet", "--collect", "sh", "-c",
-    "sleep 1; systemctl restart systemd-networkd; systemctl restart ssh"], check=True)
+    "sleep 1; ip address flush dev host0; systemctl restart systemd-networkd ssh"], check=True)
 """
 
 
