@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
@@ -395,6 +395,71 @@ class TestSources:
         assert found[:2] == (kind, again)
         assert found[2].startswith(said.partition("\n")[0][3:20])
         assert kind in apt.REMEDIES
+
+
+class TestVersions:
+    """Debian 12's archive and its security archive, as they were in November 2026."""
+
+    THERE: ClassVar[dict[str, list[str]]] = {
+        "nvidia-kernel-dkms": ["535.309.01-0+deb12u1", "535.261.03-1"],
+        "nvidia-open-kernel-dkms": ["535.261.03-1"],
+        "nvidia-smi": ["535.309.01-0+deb12u1", "535.261.03-1"],
+        "nvidia-persistenced": ["535.171.04-1~deb12u1"],
+        "linux-headers-6.1.0-57-amd64": [],
+    }
+
+    def chosen(self, *names: str, branch: str = "535", version: str = "") -> tuple[Any, Any]:
+        packages = driver.packages_of(names, ["nvidia-persistenced"], None)
+        wanted = {"packages": packages, "branch": branch, "version": version}
+        found: tuple[Any, Any] = apt.chosen_versions(wanted, self.THERE)
+        return found
+
+    def test_newest_is_taken(self) -> None:
+        versions, own = self.chosen("nvidia-kernel-dkms", "nvidia-smi")
+        assert own == "535.309.01"
+        assert versions == {
+            "nvidia-kernel-dkms": "535.309.01-0+deb12u1",
+            "nvidia-smi": "535.309.01-0+deb12u1",
+            "nvidia-persistenced": "",
+        }
+
+    def test_newest_that_all_have_is_taken(self) -> None:
+        versions, own = self.chosen("nvidia-open-kernel-dkms", "nvidia-smi")
+        assert own == "535.261.03"
+        assert versions["nvidia-smi"] == "535.261.03-1"
+
+    def test_exact_version_is_taken(self) -> None:
+        assert self.chosen("nvidia-smi", version="535.261.03-1")[1] == "535.261.03"
+
+    @pytest.mark.parametrize(
+        ("names", "asked", "found"),
+        [
+            (["nvidia-smi"], {"branch": "580"}, "nvidia-smi: 535.309.01-0+deb12u1, 535.261.03-1"),
+            (["nvidia-smi"], {"version": "535.261.03-2"}, "nvidia-smi: 535.309"),
+            (["linux-headers-6.1.0-57-amd64"], {}, "in no repository of the node"),
+        ],
+    )
+    def test_what_is_not_there_is_named(
+        self, names: list[str], asked: dict[str, Any], found: str
+    ) -> None:
+        with pytest.raises(apt.SourceError) as refused:
+            self.chosen(*names, **asked)
+        assert found in refused.value.args[1]
+
+    def test_nothing_in_common_is_told(self) -> None:
+        with pytest.raises(apt.SourceError) as refused:
+            apt.chosen_versions(
+                {
+                    "packages": driver.packages_of(["a", "b"], [], None),
+                    "branch": "535",
+                    "version": "",
+                },
+                {"a": ["535.2.1-1"], "b": ["535.1.1-1"]},
+            )
+        assert refused.value.args[2] == "one version that all of them have"
+
+    def test_pin_goes_down_too(self) -> None:
+        assert "Pin: version 535.261.03*\nPin-Priority: 1001\n" in apt.pin_text("535.261.03")
 
 
 class TestKey:

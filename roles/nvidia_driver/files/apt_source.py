@@ -346,39 +346,79 @@ def update(options: list[str], environment: dict[str, str], tries: int, delay_s:
     raise AssertionError("unreachable")
 
 
+def upstream(version: str) -> str:
+    """Return the driver's own version of a package's: 535.261.03 of `535.261.03-1~deb12u1`."""
+    match = re.match(r"(?:[0-9]+:)?([0-9]+(?:\.[0-9]+)*)", version)
+    return match[1] if match else ""
+
+
 def chosen_versions(
-    wanted: dict[str, Any], options: list[str], environment: dict[str, str]
-) -> dict[str, str]:
-    """Return the version to install of each package; "" for the candidate of one that no branch is asked of.
+    wanted: dict[str, Any], there: dict[str, list[str]]
+) -> tuple[dict[str, str], str]:
+    """Return the version to install of each package ("" for the candidate), and the driver's own version.
+
+    The packages of a driver work together in one version alone, and a repository may have a newer one of some of
+    them (Debian's security archive has no open kernel modules): the newest that all have is taken.
+
+    Args:
+        wanted: What stdin said.
+        there: Versions of each package that a repository has, the newest first.
 
     Raises:
-        SourceError: A package, or its branch, is in no repository.
+        SourceError: A package is in no repository, or not in the branch or version, or no version is common.
     """
-    found: dict[str, str] = {}
+    pinned: dict[str, list[str]] = {}
     for package in wanted["packages"]:
-        name = package["name"]
-        _, text = run(["apt-cache", *options, "madison", name], environment)
-        versions = [row.split("|")[1].strip() for row in text.splitlines() if row.count("|") >= 2]
+        name, versions = package["name"], there[package["name"]]
+        fitting = versions
         if package.get("pinned", False):
-            match = re.compile(rf"(?:[0-9]+:)?{wanted['branch']}\.")
+            asked, branch = wanted["version"], f"{wanted['branch']}."
             fitting = [
                 each
                 for each in versions
-                if (each == wanted["version"] if wanted["version"] else match.match(each))
+                if (each == asked if asked else upstream(each).startswith(branch))
             ]
-        else:
-            fitting = versions
+            pinned[name] = fitting
         if not fitting:
             raise SourceError(
-                "no-package" if package.get("role") != "headers" else "headers",
+                "headers" if package.get("role") == "headers" else "no-package",
                 f"{name}: {', '.join(dict.fromkeys(versions)) or 'in no repository of the node'}",
                 package.get("expected")
                 or f"{wanted['version'] or 'a version of branch ' + str(wanted['branch'])}",
                 package.get("do")
-                or "set another nvidia_driver_branch or nvidia_driver_version, or nvidia_driver_source: nvidia",
+                or "set another nvidia_driver_branch or _version, or nvidia_driver_source: nvidia",
             )
-        found[name] = fitting[0] if package.get("pinned", False) else ""
-    return found
+    common = set.intersection(
+        *({upstream(each) for each in versions} for versions in pinned.values())
+    )
+    if not common:
+        raise SourceError(
+            "no-package",
+            "; ".join(f"{name}: {', '.join(versions)}" for name, versions in pinned.items()),
+            "one version that all of them have",
+            "wait for the repository, or take another nvidia_driver_flavour or nvidia_driver_source",
+        )
+    best = next(
+        own
+        for versions in pinned.values()
+        for each in versions
+        if (own := upstream(each)) in common
+    )
+    found = {package["name"]: "" for package in wanted["packages"]}
+    for name, versions in pinned.items():
+        found[name] = next(each for each in versions if upstream(each) == best)
+    return found, best
+
+
+def versions_of(name: str, options: list[str], environment: dict[str, str]) -> list[str]:
+    """Return the versions of a package that the repositories have, the newest first."""
+    _, text = run(["apt-cache", *options, "madison", name], environment)
+    return [row.split("|")[1].strip() for row in text.splitlines() if row.count("|") >= 2]
+
+
+def pin_text(own: str) -> str:
+    """Return apt's preferences that take what a driver's packages depend on in its version, downwards too."""
+    return f"Package: /nvidia/ libcuda1 libcudadebugger1 cuda-drivers\nPin: version {own}*\nPin-Priority: 1001\n"
 
 
 def attempt(wanted: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
@@ -409,13 +449,18 @@ def attempt(wanted: dict[str, Any], environment: dict[str, str]) -> dict[str, An
         options = [
             f"-oDir::Etc::sourcelist={folder}/sources.list",
             f"-oDir::Etc::sourceparts={parts}",
-            f"-oDir::Etc::preferences={folder}/none",
-            f"-oDir::Etc::preferencesparts={folder}/none.d",
+            f"-oDir::Etc::preferences={folder}/preferences",
+            f"-oDir::Etc::preferencesparts={folder}/none",
             f"-oDir::State::lists={lists}",
             f"-oDir::Cache={folder}/cache",
         ]
         tried = update(options, environment, wanted["tries"], wanted["delay_s"])
-        versions = chosen_versions(wanted, options, environment)
+        there_are = {
+            package["name"]: versions_of(package["name"], options, environment)
+            for package in wanted["packages"]
+        }
+        versions, own_version = chosen_versions(wanted, there_are)
+        (folder / "preferences").write_text(pin_text(own_version))
         names = [f"{name}={version}" if version else name for name, version in versions.items()]
         status, said = run(
             [
@@ -434,7 +479,12 @@ def attempt(wanted: dict[str, Any], environment: dict[str, str]) -> dict[str, An
                 "look at apt-get install --simulate with these names on the node",
             )
         resolved = re.findall(r"(?m)^Inst (\S+) (?:\[[^\]]*\] )?\((\S+)", said)
-        return {"versions": versions, "names": names, "resolved": dict(resolved), "tried": tried}
+        return {
+            "pin": pin_text(own_version),
+            "names": names,
+            "resolved": dict(resolved),
+            "tried": tried,
+        }
     finally:
         shutil.rmtree(folder)
 
