@@ -62,6 +62,7 @@ MADE: dict[str, Any] = {
 
 def instance(status: str, **more: Any) -> dict[str, Any]:
     return {
+        "id": "5000000006",
         "name": "labctl-demo-1a2b3c4d-tf0",
         "status": status,
         "labels": {**LABELS, "labctl-node": "tf0"},
@@ -100,7 +101,7 @@ def test_a_machine_has_the_words_of_an_answer(
     [one] = gcp.lab_gcp_resources(own)
     assert one == {
         "kind": "machine",
-        "id": "labctl-demo-1a2b3c4d-tf0",
+        "id": "5000000006",
         "name": "labctl-demo-1a2b3c4d-tf0",
         "node": "tf0",
         "state": state,
@@ -366,7 +367,7 @@ def test_only_what_may_go_through_later_is_tried_again() -> None:
 
 
 def test_what_is_left_names_what_is_billed_and_why_it_stays() -> None:
-    disk = {"kind": "disk", "id": "d", "state": "ready", "billable": True}
+    disk = {"kind": "disk", "id": "50", "name": "d", "state": "ready", "billable": True}
     failed = {
         "failed": True,
         "msg": "GCP returned error: {'error': {'code': 400, 'message': 'in use'}}",

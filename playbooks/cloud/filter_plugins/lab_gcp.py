@@ -139,7 +139,8 @@ def _unix_s(stamp: Any) -> float | None:
 def _resource(kind: str, thing: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     return {
         "kind": kind,
-        "id": str(thing["name"]),
+        # A name may be another thing's tomorrow, and a thing's in another zone today.
+        "id": str(thing.get("id") or thing["name"]),
         "name": str(thing["name"]),
         "node": str((thing.get("labels") or {}).get("labctl-node", "")),
         "state": str(thing.get("status") or "").lower(),
@@ -462,7 +463,7 @@ def lab_gcp_left(
         results: Of the tasks that were to remove it.
     """
     things = [
-        f"{each['kind']} {each['id']}{' (' + each['state'] + ')' if each['state'] else ''}"
+        f"{each['kind']} {each['name']}{' (' + each['state'] + ')' if each['state'] else ''}"
         + (", billed" if each["billable"] else "")
         for each in resources
     ]
