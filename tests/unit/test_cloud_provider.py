@@ -114,6 +114,7 @@ def test_what_is_known_is_written_before_the_cloud_is_asked_to_make_anything(aws
     assert [each.node for each in known.usage] == ["tf0"]
     assert "aws has now of lab demo: 1 machine, 1 disk, 1 network" in aws.said[-1]
     assert "labctl up --lab demo completes it, labctl down --lab demo removes it" in aws.said[-1]
+    assert aws.home.active() == "demo"  # a plain `labctl down` means it
 
 
 def test_up_completes_a_half_made_lab(aws: Worlds) -> None:
@@ -130,9 +131,12 @@ def test_up_completes_a_half_made_lab(aws: Worlds) -> None:
 
 
 def test_a_new_lab_of_which_nothing_was_made_leaves_nothing(aws: Worlds) -> None:
+    up(aws, "other")
     aws.cloud.fail("create", Fault(message="UnauthorizedOperation: no"))
     with pytest.raises(ConfigError, match="UnauthorizedOperation"):
         up(aws)
+    assert aws.home.active() == "other"
+    aws.labs.down("other", force=False, report=lambda _: None)
     assert aws.said[-1] == "aws has nothing of lab demo: nothing was made"
     assert aws.home.labs() == []
     assert books.labs_of(aws.home) == []

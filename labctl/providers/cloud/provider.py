@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from labctl.errors import ConfigError, LabBusyError, LabctlError, RemoteCommandError
-from labctl.lab.home import Home, remove_empty
+from labctl.lab.home import Home, inventory_sources, remove_empty
 from labctl.lab.model import DEFAULT_PORT, Lab, Node, SshTarget
 from labctl.providers import inventory, keys
 from labctl.providers.base import LabStatus, MachineOptions, Receipt, Report
@@ -124,8 +124,11 @@ class CloudProvider:
             is_new = known is None and not books.hosts_text()
             state = known or State(wish, self._world.unix_s())
             state = books.save(replace(state, wish=wish, forgotten=False))
+            before = self._home.active()
             if is_new:
                 books.publish(wish, Found(self.name, self._world.unix_s()))
+            if inventory_sources(books.inventory) and (is_new or before is None):
+                self._home.activate(lab)  # so that a plain `labctl down` means what is half made
             plays = self._plays(books, wish, report)
             try:
                 if plan.starting:
@@ -135,13 +138,11 @@ class CloudProvider:
                 with log.timed("make", counts=bool(plan.new)):
                     found = plays.found("create")
             except (LabctlError, KeyboardInterrupt):
-                self._say_what_there_is(books, plan, report)
+                self._say_what_there_is(books, plan, before, report)
                 raise
             state = self._settled(books, state, found)
             for note in books.publish(wish, found):
                 report(note)
-            if is_new or self._home.active() is None:
-                self._home.activate(lab)
             self._wait(state, found, report, log)
             return tell.status_of(
                 state, self._world.prices, self._world.unix_s(), phases=log.phases()
@@ -375,7 +376,9 @@ class CloudProvider:
         lab = _lab(state.wish, found, self._home)
         reach.wait_for_logins(lab, self._world.opener, report, log, self._world.patience)
 
-    def _say_what_there_is(self, books: Books, plan: CloudPlan, report: Report) -> None:
+    def _say_what_there_is(
+        self, books: Books, plan: CloudPlan, active: str | None, report: Report
+    ) -> None:
         """After a failure, ask the cloud and tell; of a new lab of which nothing was made, nothing stays here."""
         lab = plan.wish.lab
         way = f"labctl up --lab {lab} completes it, labctl down --lab {lab} removes it"
@@ -388,6 +391,8 @@ class CloudProvider:
         rest = usage.remaining(found)
         if not rest and not plan.is_known:
             books.remove()
+            if active is not None:
+                self._home.activate(active)
             report(f"{self.name} has nothing of lab {lab}: nothing was made")
             return
         state = books.state()
