@@ -28,7 +28,10 @@ __all__ = ["hardware"]
 
 LAB = "gcloud"
 
-pytestmark = pytest.mark.skipif(bool(harness.why_not()), reason=harness.why_not())
+pytestmark = [
+    pytest.mark.skipif(bool(harness.why_not()), reason=harness.why_not()),
+    pytest.mark.timeout(1800),  # two provisioned machines and eight plays of the cloud in one test
+]
 
 
 @pytest.fixture(scope="module")

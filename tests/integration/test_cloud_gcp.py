@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,10 @@ from tests.conftest import CHECKOUT
 from tests.fakes.gcp import harness
 from tests.fakes.gcp.harness import PROJECT, Gcp
 
-pytestmark = pytest.mark.skipif(bool(harness.why_not()), reason=harness.why_not())
+pytestmark = [
+    pytest.mark.skipif(bool(harness.why_not()), reason=harness.why_not()),
+    pytest.mark.timeout(1200),  # several plays in a test
+]
 
 NAME = "labctl-demo-1a2b3c4d"
 
@@ -192,6 +196,42 @@ def check_rules(lab: Lab) -> None:
     assert all(each["targetTags"] == [NAME] for each in rules.values())
 
 
+def check_inventory(lab: Lab) -> None:
+    """Check that the shipped inventory finds the lab's hosts, and takes no key along."""
+    folder = lab.folder / "mine"
+    shutil.copytree(CHECKOUT / "inventory/example-gcp", folder)
+    asked = folder / "gcp_compute.yml"
+    text = asked.read_text()
+    for old, new in (("mylab", "demo"), ("00c0ffee", "1a2b3c4d"), ("my-project", PROJECT)):
+        text = text.replace(old, new)
+    asked.write_text(text.replace("auth_kind: application", "auth_kind: accesstoken"))
+    argv = [str(Path(sys.executable).parent / "ansible-inventory"), "-i", str(folder), "--list"]
+    done = subprocess.run(
+        lab.cloud.wrap(argv),
+        cwd=CHECKOUT,
+        env={**lab.cloud.environment(), "ANSIBLE_CONFIG": str(CHECKOUT / "ansible.cfg")},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "PRIVATE KEY" not in done.stdout
+    listing = json.loads(done.stdout)
+    assert listing["tf_client"]["hosts"] == ["tf0"]
+    assert listing["tf_workers"]["hosts"] == ["tf1"]
+    machines = {
+        each["node"]: each
+        for each in lab.answer("create")["resources"]
+        if each["kind"] == "machine"
+    }
+    for node, host in listing["_meta"]["hostvars"].items():
+        assert host["ansible_host"] == machines[node]["public_address"]
+        assert host["tf_data_address"] == machines[node]["private_address"]
+        assert host["tf_task_index"] == int(node.removeprefix("tf"))
+        assert "StrictHostKeyChecking=yes" in host["ansible_ssh_common_args"]
+
+
 def test_a_lab_is_made_once_and_removed_with_nothing_left(lab: Lab) -> None:
     cloud = lab.cloud
     cloud.order("POST", "/stand-in/pace", {"operation_s": 0.2})
@@ -212,6 +252,7 @@ def test_a_lab_is_made_once_and_removed_with_nothing_left(lab: Lab) -> None:
     for each in machines.values():
         assert f"{each['private_address']},{each['public_address']} ssh-ed25519 " in known
 
+    check_inventory(lab)
     calls = len(cloud.calls())
     assert lab.done("create") == 0
     assert {method for method, _, _ in cloud.calls()[calls:]} == {"GET"}

@@ -46,7 +46,7 @@ _FAILURES = (
         (
             r"authError|UNAUTHENTICATED|RefreshError|DefaultCredentialsError|invalid_grant|Reauthentication"
             r"|necessary fields need to refresh|default credentials were not found|access token must be supplied"
-            r"|service_account_(?:file|contents)|Unable to load PEM|Invalid Credentials|\bauth\b"
+            r"|service_account_(?:file|contents)|Service Account|Unable to load PEM|Invalid Credentials|\bauth\b"
         ),
         "credentials that Google Cloud accepts for lab_cloud_project",
         (
