@@ -49,7 +49,7 @@ class Kept:
     """What was seen to before machines go.
 
     Attributes:
-        text: One line for the receipt.
+        text: One line for the receipt, "" where no run is stored.
         lost: Ids of runs that are not whole here, given up by `--force`.
     """
 
@@ -85,7 +85,7 @@ def keep_runs(
     store = RunStore(home.local_dir(lab))
     entries = [each for each in store.entries() if each.record is not None]
     if not entries:
-        return Kept("no run")
+        return Kept("")
     followed = [each.run_id for each in entries if each.state == "running"]
     if followed and not force:
         raise LabBusyError(
