@@ -339,30 +339,24 @@ def test_a_machine_that_never_runs_is_named_completed_and_removed(lab: Lab) -> N
     assert after["tf0"]["InstanceId"] == before["tf0"]["InstanceId"]
     assert after["tf1"]["InstanceId"] != before["tf1"]["InstanceId"]
 
-    # One that hangs for ever is removed all the same, and so is one that was stopped.
+    # One that was stopped is removed all the same, and so are a disk and an address that nothing uses.
     lab.cloud.client.stop_instances(InstanceIds=[after["tf0"]["InstanceId"]])
-    lab.cloud.client.detach_volume(VolumeId=_disk_of(lab, "tf0"))
+    tags: Any = [
+        {"Key": "labctl-lab", "Value": "demo"},
+        {"Key": "labctl-id", "Value": LAB_ID},
+    ]
+    lab.cloud.client.create_volume(
+        AvailabilityZone=ZONE,
+        Size=8,
+        TagSpecifications=[{"ResourceType": "volume", "Tags": tags}],
+    )
     lab.cloud.client.allocate_address(
-        TagSpecifications=[
-            {
-                "ResourceType": "elastic-ip",
-                "Tags": [
-                    {"Key": "labctl-lab", "Value": "demo"},
-                    {"Key": "labctl-id", "Value": LAB_ID},
-                ],
-            }
-        ]
+        TagSpecifications=[{"ResourceType": "elastic-ip", "Tags": tags}]
     )
     removed = lab.play("destroy")
     assert removed.returncode == 0, removed.stdout
     assert lab.cloud.labelled(LAB_ID) == []
     assert lab.answer("destroy")["resources"] == []
-
-
-def _disk_of(lab: Lab, node: str) -> str:
-    mapping = lab.cloud.machines()[node]["BlockDeviceMappings"]
-    volume: str = mapping[0]["Ebs"]["VolumeId"]
-    return volume
 
 
 def test_what_aws_keeps_is_named_and_the_rest_is_removed(lab: Lab) -> None:
@@ -432,3 +426,69 @@ def test_spot_machines_in_a_named_subnet_leave_nothing_but_the_subnet(lab: Lab) 
     assert removed.returncode == 0, removed.stdout
     assert lab.cloud.labelled(LAB_ID) == []
     assert [each["VpcId"] for each in ec2.describe_vpcs(VpcIds=[vpc])["Vpcs"]] == [vpc]
+
+
+def test_labctl_tells_each_fault_by_message_and_exit_code_and_loses_nothing(
+    cloud: AwsCloud, tmp_path: Path
+) -> None:
+    cloud.proxy.reset()
+    cloud.forget()
+
+    def labctl(*argv: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(Path(sys.executable).parent / "labctl"), *argv, "--lab", "demo"],
+            cwd=tmp_path,
+            env={**cloud.environment, "LABCTL_HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=550,
+            check=False,
+        )
+
+    where = ("--provider", "aws", "--region", REGION, "--zone", ZONE, "--yes")
+    up = ("up", *where, "--gpu", "T4", "--ssh-by", "private", "--admin-cidr", "198.51.100.7/32")
+
+    cloud.proxy.quotas["L-DB2E81BA"] = 4.0
+    quota = labctl(*up)
+    assert (quota.returncode, cloud.machines()) == (3, {}), quota.stderr
+    assert "L-DB2E81BA" in quota.stderr
+    cloud.proxy.reset()
+
+    image = labctl(*up, "--image", f"{DEBIAN}/debian-99-*")
+    assert (image.returncode, cloud.machines()) == (3, {}), image.stderr
+    assert "no image 'debian-99-*'" in image.stderr
+
+    cloud.proxy.faults.append(Fault.expired())
+    expired = labctl(*up)
+    assert expired.returncode == 3, expired.stderr
+    assert "ExpiredToken" in expired.stderr
+    cloud.proxy.reset()
+
+    # AWS has no room for the second machine: the first one costs, and nobody loses sight of it.
+    cloud.proxy.faults.append(
+        Fault("RunInstances", code="InstanceLimitExceeded", containing="labctl-demo-tf1")
+    )
+    half = labctl(*up)
+    assert half.returncode == 7, half.stderr
+    assert "InstanceLimitExceeded" in half.stderr
+    assert "labctl down --lab demo" in half.stderr
+    (machine,) = cloud.machines().values()
+    cloud.proxy.reset()
+
+    cloud.proxy.faults.append(Fault.throttled("DescribeInstances"))
+    deaf = labctl("down", "--force")
+    assert deaf.returncode == 7, deaf.stdout + deaf.stderr
+    assert set(cloud.machines()) == {"tf0"}
+    cloud.proxy.reset()
+
+    cloud.client.stop_instances(InstanceIds=[machine["InstanceId"]])
+    gone = labctl("down", "--force", "--json")
+    assert gone.returncode == 0, gone.stderr
+    receipt = json.loads(gone.stdout)
+    assert (receipt["left"], receipt["forgotten"]) == ([], [])
+    assert cloud.machines() == {}
+    assert (
+        cloud.client.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["false"]}])["Vpcs"]
+        == []
+    )

@@ -48,7 +48,7 @@ class Fault:
     action: str
     kind: Literal["error", "hang", "drop"] = "error"
     code: str = ""
-    message: str = ""
+    message: str = "Refused, as the test wants it."
     status: int = 400
     times: int | None = None
     containing: str = ""
