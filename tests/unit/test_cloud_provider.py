@@ -755,3 +755,20 @@ def test_a_cloud_that_never_answers_holds_no_list_up(
     release.set()
     assert row.state == "unknown"
     assert row.notes == ("its state cannot be asked: no answer within 0.05 s",)
+
+
+def test_a_machine_that_is_leaving_is_made_anew_only_with_a_yes(aws: Worlds) -> None:
+    up(aws)
+    old = aws.cloud.machine("tf1").id
+    aws.cloud.change("tf1", state="shutting-down")
+    aws.cloud.slow_to_leave = 10
+    plan = aws.labs.plan("demo", options(), aws.tell)
+    assert (plan.new, plan.costs) == (("tf1",), True)
+    lab_id, leaving = next(each for each in aws.cloud.resources if each[1].id == old)
+    aws.cloud.delete("tf1")
+    plan_done = aws.labs.carry_out(plan, aws.tell)
+    assert plan_done.state == "up"
+    aws.cloud.resources.append((lab_id, leaving))  # it is still listed beside the new one
+    status = aws.labs.status("demo")
+    assert [each.running for each in status.machines] == [True, True]
+    assert aws.labs.plan("demo", options(), aws.tell).new == ()

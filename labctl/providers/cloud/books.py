@@ -200,7 +200,7 @@ class Books:
 
         An inventory of the user's own, such as a dynamic one, stays the only one.
         """
-        there = usage.machines(found)
+        there = usage.serving(found)
         self._write_known_hosts(there)
         notes: list[str] = []
         if not self.foreign():

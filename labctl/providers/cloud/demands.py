@@ -31,7 +31,7 @@ def missing(wish: Wish, found: Found, *, reuse: bool) -> tuple[list[str], list[s
         ConfigError: There are more machines than wished, two of one node, or stopped ones that may not be started.
     """
     there: dict[str, Resource] = {}
-    for each in usage.machines(found):
+    for each in usage.serving(found):
         if each.node in there:
             raise ConfigError(
                 f"lab {wish.lab} has two machines {each.node}: {there[each.node].id} and {each.id}",

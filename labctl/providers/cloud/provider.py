@@ -358,7 +358,7 @@ class CloudProvider:
         books.save(state)
         running = {
             each.node
-            for each in usage.machines(found)
+            for each in usage.serving(found)
             if usage.doing_of(each, self.name) == "running"
         }
         lacking = [
@@ -421,6 +421,6 @@ def _lab(wish: Wish, found: Found, home: Home) -> Lab:
                 options=keys.ssh_options(folder),
             ),
         )
-        for each in usage.machines(found)
+        for each in usage.serving(found)
     )
     return Lab(wish.lab, nodes, home.inventory(wish.lab), wish.provider, folder)

@@ -115,16 +115,11 @@ def _until_gone(
             report(f"the cloud cannot be asked: {error.found}")
             continue
         rest = usage.remaining(last)
-        leaving = [each for each in rest if _is_leaving(each)]
+        leaving = [each for each in rest if usage.is_leaving(each)]
         if not rest or not leaving:
             break
         report(f"waiting for {tell.counted(leaving)} to leave")
     return last, problem
-
-
-def _is_leaving(resource: Resource) -> bool:
-    """Say whether a thing is on its way out by itself."""
-    return resource.state.lower() in {"shutting-down", "stopping", "deleting", "terminating"}
 
 
 def _left(

@@ -19,6 +19,7 @@ Doing = Literal["running", "stopped", "gone"]
 RUNNING = frozenset({"pending", "running", "stopping", "shutting-down"}) | frozenset(
     {"provisioning", "staging", "repairing", "suspending"}
 )
+LEAVING = frozenset({"shutting-down", "deleting", "terminating"})
 STOPPED = frozenset({"stopped", "suspended"})
 GONE = frozenset({"", "deleted"})
 
@@ -114,8 +115,18 @@ def doing_of(machine: Resource, provider: str) -> Doing:
     return "gone" if state in GONE and not machine.billable else "running"
 
 
+def is_leaving(resource: Resource) -> bool:
+    """Say whether a thing is on its way out by itself."""
+    return resource.state.lower() in LEAVING
+
+
+def serving(found: Found) -> list[Resource]:
+    """Return the machines that are there to stay, in task order."""
+    return [each for each in machines(found) if not is_leaving(each)]
+
+
 def machines(found: Found) -> list[Resource]:
-    """Return the machines that are still there, in task order."""
+    """Return the machines that are still there, in task order; of one node, those that are leaving first."""
     there = [
         each
         for each in found.resources
@@ -222,6 +233,7 @@ def _changed(usage: Usage, doing: Doing, unix_s: float) -> Usage:
     return replace(usage, changes=(*usage.changes, Change(at_s, doing)))
 
 
-def _order(machine: Resource) -> tuple[int, str]:
+def _order(machine: Resource) -> tuple[int, bool, str]:
     known = is_node_name(machine.node)
-    return (node_index(machine.node) if known else 1_000, machine.id)
+    index = node_index(machine.node) if known else 1_000
+    return index, not is_leaving(machine), machine.id
