@@ -162,7 +162,7 @@ def test_names_are_those_that_the_wheel_itself_opens(gpus: RehearsalLab) -> None
     of_driver, of_others = {"libcuda.so.1"}, {"libnvJitLink.so.12"}
     assert set(listed["NEEDED"]) == {*told["needed"], *of_driver, *of_others}
     assert set(LIBRARIES) == set(listed["NEEDED"])
-    assert {*told["all"]} - {*listed["NEEDED"], *listed["FOR_FEATURES"]} == {"libcupti.so"}
+    assert {*told["all"]} <= {*listed["NEEDED"], *listed["FOR_FEATURES"]}
     faked = {
         name for group in (build.DRIVER, build.TOOLKIT) for each in group.values() for name in each
     }
