@@ -335,7 +335,7 @@ def _quota_problems(
     standing = {
         each["labels"].get("labctl-node")
         for each in answers["standing"]["listed"]
-        if mine.items() <= (each.get("labels") or {}).items()
+        if all((each.get("labels") or {}).get(key) == value for key, value in mine.items())
     }
     wanted: dict[str, float] = {}
     for machine in machines:
