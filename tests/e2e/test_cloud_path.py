@@ -112,6 +112,7 @@ def _wish(network: IPv4Network) -> dict[str, Any]:
     }
 
 
+@pytest.mark.timeout(1500)  # nothing in it waits; machines that are shared are slow
 def test_a_lab_on_aws_from_plan_to_receipt(hardware: RehearsalLab, cloud: AwsCloud) -> None:
     nodes: dict[str, Executor] = {
         node.name: hardware.open(node.name) for node in hardware.lab.nodes
