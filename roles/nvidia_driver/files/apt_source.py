@@ -465,7 +465,7 @@ def attempt(wanted: dict[str, Any], environment: dict[str, str]) -> dict[str, An
         status, said = run(
             [
                 "apt-get", *options, "install", "--simulate", "--yes", "--no-install-recommends",
-                "--allow-change-held-packages", "--allow-downgrades", *names,
+                "--ignore-hold", "--allow-change-held-packages", "--allow-downgrades", *names,
             ],
             environment,
         )  # fmt: skip
