@@ -205,7 +205,8 @@ def check_inventory(lab: Lab) -> None:
     for old, new in (("mylab", "demo"), ("00c0ffee", "1a2b3c4d"), ("my-project", PROJECT)):
         text = text.replace(old, new)
     asked.write_text(text.replace("auth_kind: application", "auth_kind: accesstoken"))
-    argv = [str(Path(sys.executable).parent / "ansible-inventory"), "-i", str(folder), "--list"]
+    argv = [str(Path(sys.executable).parent / "ansible-inventory"), "-i", str(folder)]
+    argv += ["--list", "--yaml"]
     done = subprocess.run(
         lab.cloud.wrap(argv),
         cwd=CHECKOUT,
@@ -217,15 +218,15 @@ def check_inventory(lab: Lab) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "PRIVATE KEY" not in done.stdout
-    listing = json.loads(done.stdout)
-    assert listing["tf_client"]["hosts"] == ["tf0"]
-    assert listing["tf_workers"]["hosts"] == ["tf1"]
+    groups = yaml.safe_load(done.stdout)["all"]["children"]
+    assert list(groups["tf_client"]["hosts"]) == ["tf0"]
+    assert list(groups["tf_workers"]["hosts"]) == ["tf1"]
     machines = {
         each["node"]: each
         for each in lab.answer("create")["resources"]
         if each["kind"] == "machine"
     }
-    for node, host in listing["_meta"]["hostvars"].items():
+    for node, host in groups["tf_cluster"]["hosts"].items():
         assert host["ansible_host"] == machines[node]["public_address"]
         assert host["tf_data_address"] == machines[node]["private_address"]
         assert host["tf_task_index"] == int(node.removeprefix("tf"))
