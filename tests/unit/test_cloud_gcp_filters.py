@@ -22,6 +22,7 @@ def load(name: str) -> ModuleType:
 
 
 gcp = load("lab_gcp")
+orders = load("lab_gcp_orders")
 refusals = load("lab_gcp_refusals")
 
 LABELS = {"labctl-id": "1a2b3c4d", "labctl-lab": "demo", "labctl-owner": "ann"}
@@ -158,11 +159,11 @@ def test_labels_are_what_the_api_takes() -> None:
 def test_the_cloud_removes_a_machine_some_time_after_its_own_timer(
     variables: dict[str, Any], seconds: int | None
 ) -> None:
-    assert gcp.lab_gcp_limit_s(variables) == seconds
+    assert orders.lab_gcp_limit_s(variables) == seconds
 
 
 def test_a_machine_is_asked_for_with_nothing_that_outlives_or_opens_it() -> None:
-    body = gcp.lab_gcp_instance(MACHINE, VARIABLES, MADE)
+    body = orders.lab_gcp_instance(MACHINE, VARIABLES, MADE)
     assert body["scheduling"] == {
         "automaticRestart": False,
         "onHostMaintenance": "TERMINATE",
@@ -195,7 +196,7 @@ def test_how_a_machine_is_scheduled_follows_from_what_it_is(
     made: dict[str, Any],
     expected: tuple[str, str, str | None],
 ) -> None:
-    body = gcp.lab_gcp_instance(
+    body = orders.lab_gcp_instance(
         {**MACHINE, **machine}, {**VARIABLES, **variables}, {**MADE, **made}
     )
     scheduling = body["scheduling"]
@@ -209,13 +210,13 @@ def test_how_a_machine_is_scheduled_follows_from_what_it_is(
 
 def test_a_machine_in_a_named_network_has_no_public_address_unless_ssh_needs_one() -> None:
     named = {**VARIABLES, "lab_cloud_network": "office"}
-    private = gcp.lab_gcp_instance(
+    private = orders.lab_gcp_instance(
         {**MACHINE, "private_address": ""}, {**named, "lab_cloud_ssh_by": "private"}, MADE
     )
     assert private["networkInterfaces"] == [{"subnetwork": MADE["subnet"]}]
-    public = gcp.lab_gcp_instance(MACHINE, named, MADE)
+    public = orders.lab_gcp_instance(MACHINE, named, MADE)
     assert "accessConfigs" in public["networkInterfaces"][0]
-    account = gcp.lab_gcp_instance(MACHINE, {**named, "lab_cloud_service_account": "a@b"}, MADE)
+    account = orders.lab_gcp_instance(MACHINE, {**named, "lab_cloud_service_account": "a@b"}, MADE)
     assert account["serviceAccounts"][0]["email"] == "a@b"
 
 
@@ -231,7 +232,7 @@ def test_gpus_that_the_machine_type_carries_are_not_asked_for_again() -> None:
     without = {**MACHINE, "gpu_type": "", "gpu_count": 0}
     assert refusals.lab_gcp_gpus(without, answers) == {"accelerator": "", "has_gpu": False}
     assert (
-        gcp.lab_gcp_instance(l4, VARIABLES, {**MADE, "accelerator": ""}).get("guestAccelerators")
+        orders.lab_gcp_instance(l4, VARIABLES, {**MADE, "accelerator": ""}).get("guestAccelerators")
         is None
     )
 
@@ -381,9 +382,9 @@ def test_power_is_asked_for_only_where_it_differs() -> None:
         {"kind": "machine", "node": f"tf{n}", "name": f"m{n}", "zone": "z", "state": state}
         for n, state in enumerate(("running", "stopped", "stopping", "pending"))
     ]
-    assert [each["name"] for each in gcp.lab_gcp_power(machines, "stop")] == ["tf0", "tf3"]
-    assert [each["name"] for each in gcp.lab_gcp_power(machines, "start")] == ["tf1", "tf2"]
-    assert gcp.lab_gcp_power(machines, "stop")[0]["path"] == "zones/z/instances/m0/stop"
+    assert [each["name"] for each in orders.lab_gcp_power(machines, "stop")] == ["tf0", "tf3"]
+    assert [each["name"] for each in orders.lab_gcp_power(machines, "start")] == ["tf1", "tf2"]
+    assert orders.lab_gcp_power(machines, "stop")[0]["path"] == "zones/z/instances/m0/stop"
 
 
 def answers(**more: Any) -> dict[str, dict[str, Any]]:
