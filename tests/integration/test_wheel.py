@@ -54,7 +54,11 @@ def test_everything_that_the_commands_need_is_inside(installed: Path) -> None:
         "teardown.yml",
         "playbooks/provision.yml",
         "roles/tensorflow/files/requirements-cpu.txt",
+        "playbooks/cloud/aws_create.yml",
+        "playbooks/cloud/gcp_create.yml",
         "inventory/example/hosts.yml",
+        "inventory/example-aws/group_vars/all/cloud.yml",
+        "inventory/example-gcp/group_vars/all/cloud.yml",
     ):
         assert (share / name).is_file(), name
     assert (installed / "labctl/node/wire.py").is_file()

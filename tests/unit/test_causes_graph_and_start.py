@@ -371,6 +371,29 @@ def test_what_a_gpu_lacks_is_told_by_the_check_and_the_packages_too() -> None:
     assert (maybe.status, maybe.confidence) == ("found", "low")
 
 
+@pytest.mark.parametrize(
+    ("check", "found", "cause"),
+    [
+        (
+            "cuda-libraries",
+            "tf0 cannot open libcudnn.so.9: No such file",
+            "cuda-libraries-missing",
+        ),
+        (
+            "gpu-capability",
+            "GPU 0 of tf0 has compute capability 3.7, too old for TensorFlow 2.21",
+            "gpu-too-old",
+        ),
+        ("gpu-holders", "python3, pid 77, holds 9 GiB of GPU 0", "gpu-memory-taken"),
+    ],
+)
+def test_a_check_that_failed_names_its_cause(check: str, found: str, cause: str) -> None:
+    failed = FailedCheck(check, "tf0", found, "another", "mend it")
+    said = verdict(cause, not_on_gpu("noise", failed_checks=(failed,)))
+    assert (said.status, said.evidence[0]) == ("found", f"labctl check: {found}")
+    assert said.remedy == "mend it"
+
+
 def test_compilation_is_priced_by_the_first_step() -> None:
     words = "TensorFlow was not built with CUDA kernel binaries; jit-compiled from PTX"
     compiled = logged(on_gpu(cold_s=61.0), words)

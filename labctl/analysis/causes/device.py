@@ -63,6 +63,12 @@ _DRIVER_WORDS = (
 _OLD_WORDS = ("minimum required cuda capability",)
 _HIDDEN_WORDS = ("hides all gpus from cuda",)
 _MEMORY_WORDS = ("cuda_error_out_of_memory",)
+# Checks that fail for one cause alone, whatever words they have for it.
+_CHECKS = {
+    "cuda-libraries-missing": "cuda-libraries",
+    "gpu-too-old": "gpu-capability",
+    "gpu-memory-taken": "gpu-holders",
+}
 _OUT_OF_MEMORY = ("resourceexhausted", "out of memory")
 
 OF_SCRIPT = ("a script does not say whether it asks for a GPU", "labctl run --gpu SCRIPT")
@@ -87,7 +93,8 @@ def by_words(run: Explained, cause: Cause, words: tuple[str, ...], remedy: str) 
     if asked is False:
         return cause.not_measured(*NOT_ASKED)
     for check in run.data.record.failed_checks:
-        if check.name.startswith(("gpu", "cuda")) and has_words(check.found, *words):
+        worded = check.name.startswith(("gpu", "cuda")) and has_words(check.found, *words)
+        if worded or check.name == _CHECKS.get(cause.name):
             return cause.found(None, [f"labctl check: {check.found}"], remedy=check.do)
     if asked:
         if (line := log_line(run, *words)) is not None:
