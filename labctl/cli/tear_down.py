@@ -53,6 +53,10 @@ def tear_down(
         finally:
             observer.close()
     if cloud:
+        from labctl.drive.keep import keep_kernel_caches
+
+        if lacking := keep_kernel_caches(home, name):
+            console.say(f"kernel caches stay behind: {lacking}")
         receipt = choose.cloud(home, cloud).remove(name, where, force=force, report=console.say)
         receipt = _with_first_step(home, name, receipt)
     else:

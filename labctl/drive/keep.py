@@ -1,4 +1,7 @@
-"""Artefacts first: before a lab's machines go, every run's files are here, with equal digests on both sides."""
+"""Artefacts first: before a lab's machines go, every run's files are here, with equal digests on both sides.
+
+The kernel caches come too where the inventory asks for it: they save time, so that nothing waits for them.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,17 @@ from labctl.drive.places import Places, places
 from labctl.drive.run import attach
 from labctl.drive.session import Session, Writer
 from labctl.drive.timing import Clock, SystemClock, Timeline
-from labctl.errors import LabBusyError, LabctlError, RefusedError, UnreachableError
+from labctl.errors import (
+    LabBusyError,
+    LabctlError,
+    RefusedError,
+    UnreachableError,
+    UserInterruptError,
+)
 from labctl.lab.home import Home
 from labctl.lab.model import Lab
 from labctl.node import wire
-from labctl.playbook import load_lab
+from labctl.playbook import load_lab, run_playbook
 from labctl.remote.follow import Follower
 from labctl.remote.units import EXIT_FILE
 from labctl.runs.observer import Observer, Silent
@@ -35,6 +44,8 @@ from labctl.runs.record import (
 from labctl.runs.store import Entry, RunStore, is_run_id
 
 _HASH_S = 600.0
+_CACHES_S = 600.0
+_CACHES_ASKED = b"cuda_kernel_cache_kept"
 # Every file of a run that its record should have, one `digest  ./run/name` each, NUL between them.
 _DIGESTS = (
     'cd "$1" 2>/dev/null || exit 0; exec find . -mindepth 2 -type f '
@@ -117,6 +128,31 @@ def first_step_unix_s(local_dir: Path, since_unix_s: float) -> float | None:
         start_s = _first_step(entry.path, entry.record)
         found += [] if start_s is None else [start_s]
     return min(found, default=None)
+
+
+def keep_kernel_caches(home: Home, lab: str) -> str:
+    """Fetch the nodes' kernel caches where the inventory says what becomes of them.
+
+    Args:
+        home: Where the lab is.
+        lab: Its name.
+
+    Returns:
+        Why some could not be had, "" where they could or none were asked for.
+    """
+    folder = home.inventory(lab)
+    files = (path for path in folder.rglob("*") if path.is_file())
+    if not any(_CACHES_ASKED in path.read_bytes() for path in files):
+        return ""
+    try:
+        outcome = run_playbook(home, lab, "playbooks/keep_kernel_cache.yml", timeout_s=_CACHES_S)
+    except UserInterruptError:
+        raise
+    except LabctlError as error:
+        return error.found
+    return (
+        "" if outcome.rc == 0 else f"keep_kernel_cache.yml ended with {outcome.rc}: {outcome.log}"
+    )
 
 
 class _Keeper:

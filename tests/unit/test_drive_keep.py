@@ -52,6 +52,26 @@ def run_one(world: World) -> str:
     return world.run(repeat=1, trace=False).run_id
 
 
+@pytest.mark.parametrize("asked", [True, False])
+def test_kernel_caches_are_fetched_only_where_the_inventory_asks(
+    asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played: list[str] = []
+
+    def refuse(home: Home, lab: str, playbook: str, **_: object) -> None:
+        played.append(playbook)
+        raise HostUnreachableError(f"{lab}: out of reach")
+
+    monkeypatch.setattr(keep, "run_playbook", refuse)
+    home = Home.find()
+    variables = home.inventory(LAB) / "group_vars/all/mine.yml"
+    variables.parent.mkdir(parents=True)
+    variables.write_text("cuda_kernel_cache_kept: local\n" if asked else "tf_port: 2222\n")
+    said = keep.keep_kernel_caches(home, LAB)
+    assert said == (f"{LAB}: out of reach" if asked else "")
+    assert played == (["playbooks/keep_kernel_cache.yml"] if asked else [])
+
+
 def test_a_lab_without_runs_is_not_even_asked(world: World) -> None:
     world.tf0.broken = True
     assert kept(world) == keep.Kept("")
