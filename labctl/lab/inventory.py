@@ -40,6 +40,8 @@ class ConnectionDefaults:
     key_file: str | None = None
     common_args: str = ""
 
+_MARKS = ("__ansible_vault", "__ansible_unsafe")
+
 
 def cluster_hosts(listing: Mapping[str, Any]) -> list[str]:
     """Return the hosts of group tf_cluster and its children, in Ansible's order, each once.
@@ -65,9 +67,9 @@ def cluster_hosts(listing: Mapping[str, Any]) -> list[str]:
 
 
 def needs_rendering(value: object) -> bool:
-    """Return whether a value of `ansible-inventory` is still a template or a vaulted text."""
+    """Return whether a value of `ansible-inventory` is a template, vaulted, or marked as from outside."""
     return (isinstance(value, str) and ("{{" in value or "{%" in value)) or (
-        isinstance(value, Mapping) and "__ansible_vault" in value
+        isinstance(value, Mapping) and not value.keys().isdisjoint(_MARKS)
     )
 
 

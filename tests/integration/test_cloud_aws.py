@@ -167,9 +167,11 @@ def _check_dynamic(lab: Lab, machines: dict[str, Any]) -> None:
     assert sorted(hosts["tf_cluster"]["hosts"]) == ["tf0", "tf1"]
     assert hosts["tf_client"]["hosts"] == ["tf0"]
     assert hosts["tf_workers"]["hosts"] == ["tf1"]
+    # What came from outside is marked, so that Ansible takes no template from it.
     seen = hosts["_meta"]["hostvars"]["tf1"]
-    assert seen["ansible_host"] == machines["tf1"]["PublicIpAddress"]
-    assert (seen["tf_data_address"], seen["tf_task_index"]) == ("10.132.7.99", 1)
+    assert seen["ansible_host"] == {"__ansible_unsafe": machines["tf1"]["PublicIpAddress"]}
+    assert seen["tf_data_address"] == {"__ansible_unsafe": "10.132.7.99"}
+    assert seen["tf_task_index"] == 1
     lab.cloud.proxy.faults.append(Fault("DescribeInstances", code="UnauthorizedOperation"))
     assert _dynamic(lab).returncode != 0
     lab.cloud.proxy.faults.clear()

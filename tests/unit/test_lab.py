@@ -168,6 +168,8 @@ def test_ipv6_and_names_may_stand_in_the_spec() -> None:
 def test_templates_and_vaulted_values_need_ansible() -> None:
     assert needs_rendering("{{ x }}")
     assert needs_rendering({"__ansible_vault": "..."})
+    assert needs_rendering({"__ansible_unsafe": "192.0.2.1"})
+    assert not needs_rendering({"key": "192.0.2.1"})
     assert not needs_rendering("192.0.2.1")
     assert not needs_rendering(3)
 
