@@ -136,11 +136,19 @@ class Repository:
         )
 
     def _gpg(self, *argv: str) -> bytes:
-        return subprocess.run(
-            ["gpg", "--homedir", str(self._home), "--batch", "--quiet", *argv],
-            check=True,
-            capture_output=True,
-        ).stdout
+        """Run gpg, and end the agent that it leaves behind."""
+        try:
+            return subprocess.run(
+                ["gpg", "--homedir", str(self._home), "--batch", "--quiet", *argv],
+                check=True,
+                capture_output=True,
+            ).stdout
+        finally:
+            subprocess.run(
+                ["gpgconf", "--homedir", str(self._home), "--kill", "gpg-agent"],
+                check=True,
+                capture_output=True,
+            )
 
 
 @dataclass
