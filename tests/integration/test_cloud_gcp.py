@@ -227,8 +227,10 @@ def check_inventory(lab: Lab) -> None:
         if each["kind"] == "machine"
     }
     for node, host in groups["tf_cluster"]["hosts"].items():
-        assert host["ansible_host"] == machines[node]["public_address"]
-        assert host["tf_data_address"] == machines[node]["private_address"]
+        # A dynamic inventory's values are marked as not to be templated.
+        public, private = (machines[node][each] for each in ("public_address", "private_address"))
+        assert host["ansible_host"] == {"__ansible_unsafe": public}
+        assert host["tf_data_address"] == {"__ansible_unsafe": private}
         assert host["tf_task_index"] == int(node.removeprefix("tf"))
         assert "StrictHostKeyChecking=yes" in host["ansible_ssh_common_args"]
 

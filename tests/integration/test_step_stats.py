@@ -31,6 +31,7 @@ for name in sys.argv[1:]:
             node.all_start_micros + (node.op_end_rel_micros or node.all_end_rel_micros),
             node.output[0].tensor_description.allocation_description.requested_bytes
             if node.output else None,
+            node.scheduled_micros,
         ]
         for device in stats.dev_stats for node in device.node_stats
     ])

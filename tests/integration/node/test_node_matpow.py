@@ -224,7 +224,7 @@ def test_gpu_is_never_replaced_by_a_cpu(
     if run.status == wire.EXIT_OK:
         pytest.skip("this machine has a GPU that TensorFlow can use")
     error = run.one("error")
-    assert (run.status, error["kind"]) == (wire.EXIT_FAILED, "no-device")
+    assert (run.status, error["kind"]) == (wire.EXIT_FAILED, "no-gpu-device")
     assert re.fullmatch(r"task \d has no GPU device", error["message"])
     assert not run.of("result")
 
