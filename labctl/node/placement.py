@@ -88,8 +88,8 @@ def require_gpus(
     first = missing[0]
     who = f"task {first} at {addresses[first]} has" if addresses else "TensorFlow has"
     if addresses and len(missing) > 1:
-        more = ", ".join(f"{task} at {addresses[task]}" for task in missing[1:])
-        who = f"task {first} at {addresses[first]} and {more} have"
+        *others, last = (f"{task} at {addresses[task]}" for task in missing)
+        who = f"task {', '.join(others)} and {last} have"
     here = first == 0
     reason, do = reason_of(_tail(log), nvml_error) if here else ("", "")
     if reason:

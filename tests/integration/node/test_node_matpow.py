@@ -225,7 +225,8 @@ def test_gpu_is_never_replaced_by_a_cpu(
         pytest.skip("this machine has a GPU that TensorFlow can use")
     error = run.one("error")
     assert (run.status, error["kind"]) == (wire.EXIT_FAILED, "no-gpu-device")
-    assert re.fullmatch(r"task \d has no GPU device", error["message"])
+    told = r"task 0 at \S+, 1 at \S+ and 2 at \S+ have no GPU device; on task 0: .*CPUs alone"
+    assert re.fullmatch(told, error["message"])
     assert not run.of("result")
 
 
