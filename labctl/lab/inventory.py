@@ -40,6 +40,7 @@ class ConnectionDefaults:
     key_file: str | None = None
     common_args: str = ""
 
+
 _MARKS = ("__ansible_vault", "__ansible_unsafe")
 
 
