@@ -303,7 +303,13 @@ def receipt_lines(lab: str, receipt: Receipt, records: str = "") -> list[str]:
     head = [f"records    {records}"] if records else []
     if not (receipt.removed or receipt.left or receipt.forgotten or receipt.machines):
         where = f" (asked {receipt.asked})" if receipt.asked else ""
-        return [*head, f"lab {lab}: nothing is there, nothing was removed{where}"]
+        lines = [*head, f"lab {lab}: nothing is there, nothing was removed{where}"]
+        if not receipt.asked:
+            lines.append(
+                "no cloud was asked: if it was in one and its files are lost, "
+                f"labctl down --lab {lab} --provider aws --region REGION (gcp: and --project)"
+            )
+        return lines
     lines = head + [f"removed    {each}" for each in receipt.removed]
     lines += [f"left       {each}" for each in receipt.left]
     lines += [f"forgotten  {each}" for each in receipt.forgotten]

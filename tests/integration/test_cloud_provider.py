@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -55,15 +56,20 @@ def test_a_lab_comes_stands_and_goes(cloud: AwsCloud, tmp_path: Path) -> None:
 
     state = books.Books(worlds.home, "demo").state()
     assert state is not None
-    receipt = labs.down("demo", force=False, report=worlds.tell)
+    kept = all_text(worlds.home.root)
+
+    # All that is known here is lost: the cloud, asked by label, still has it and gives it up.
+    shutil.rmtree(local)
+    shutil.rmtree(worlds.home.inventory("demo"))
+    receipt = labs.remove("demo", CloudOptions(region=REGION), force=False, report=worlds.tell)
     assert receipt.left == ()
     assert cloud.labelled(state.wish.lab_id) == []
     assert [each.node for each in receipt.machines] == ["tf0", "tf1"]
 
-    kept = "".join(
-        path.read_text(errors="replace")
-        for path in tmp_path.joinpath("home").rglob("*")
-        if path.is_file()
-    )
+    kept += all_text(worlds.home.root)
     assert "TASK" in kept
     assert SECRET not in kept
+
+
+def all_text(folder: Path) -> str:
+    return "".join(path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())

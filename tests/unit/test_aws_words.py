@@ -476,6 +476,20 @@ def test_a_variable_that_no_cloud_can_use_is_named(changed: dict[str, Any], foun
     assert do.startswith("  do        ")
 
 
+def test_who_looks_or_removes_needs_no_networks_of_administrators() -> None:
+    lost = {**VARIABLES, "lab_admin_cidrs": [], "lab_max_hours": -1}
+    for answer in ("find", "destroy"):
+        assert wishes.lab_cloud_problems(lost, answer) == []
+    for answer in ("validate", "create"):
+        assert len(wishes.lab_cloud_problems(lost, answer)) == 2
+
+
+def test_networks_that_make_up_the_whole_internet_are_refused_together() -> None:
+    halves = {**VARIABLES, "lab_admin_cidrs": ["128.0.0.0/1", "0.0.0.0/1"]}
+    (problem,) = wishes.lab_cloud_problems(halves)
+    assert "the whole internet" in problem
+
+
 def test_host_keys_are_pinned_to_every_address_of_their_machine(tmp_path: Path) -> None:
     (tmp_path / "host_keys").mkdir()
     (tmp_path / "host_keys/tf0_ed25519.pub").write_text("ssh-ed25519 AAAAkey labctl-demo-tf0\n")

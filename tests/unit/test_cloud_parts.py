@@ -201,6 +201,16 @@ def test_the_clouds_own_stamps_count() -> None:
     assert found.doing == "gone"
 
 
+def test_a_start_that_keeps_the_stamp_of_the_making_counts_when_it_is_seen() -> None:
+    (found,) = seen(
+        answer(100.0, machine(created_unix_s=100.0)),
+        answer(5000.0, machine(state="stopped", created_unix_s=100.0, stopped_unix_s=3700.0)),
+        answer(36100.0, machine(created_unix_s=100.0)),
+    )
+    assert found.hours("running", 39700.0) == pytest.approx(2.0)
+    assert found.hours("stopped", 39700.0) == pytest.approx(9.0)
+
+
 def test_without_stamps_the_time_of_asking_counts() -> None:
     (found,) = seen(answer(500.0, machine()), answer(4100.0, machine(state="stopped")))
     assert found.hours("running", 7700.0) == pytest.approx(1.0)

@@ -184,8 +184,14 @@ def test_receipt_has_the_agreed_keys() -> None:
     }
     assert "left       nothing" in choose.receipt_lines("demo", receipt)
     assert choose.receipt_lines("demo", Receipt()) == [
-        "lab demo: nothing is there, nothing was removed"
+        "lab demo: nothing is there, nothing was removed",
+        (
+            "no cloud was asked: if it was in one and its files are lost, "
+            "labctl down --lab demo --provider aws --region REGION (gcp: and --project)"
+        ),
     ]
+    asked = choose.receipt_lines("demo", Receipt(asked="aws at 14:31:07"))
+    assert asked == ["lab demo: nothing is there, nothing was removed (asked aws at 14:31:07)"]
 
 
 def test_receipt_of_a_cloud() -> None:

@@ -224,6 +224,8 @@ def _after(usage: Usage, machine: Resource, doing: Doing, asked_s: float) -> Usa
     if doing == usage.doing:
         return usage
     stamp = {"stopped": machine.stopped_unix_s, "running": machine.created_unix_s}.get(doing)
+    if doing == "running" and stamp is not None and stamp <= usage.changes[-1].unix_s:
+        stamp = None  # of its making, which a start does not renew in every cloud
     return _changed(usage, doing, min(stamp or asked_s, asked_s))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Network, collapse_addresses
 from pathlib import Path
 from typing import Any
 
@@ -232,13 +232,13 @@ def checked(wish: Wish, where: str) -> Wish:
     subnet = _network(where, "lab_cloud_subnet_cidr", wish.subnet_cidr)
     if not (subnet.is_private and 16 <= subnet.prefixlen <= 27):
         raise _wrong(where, f"lab_cloud_subnet_cidr is {subnet}", "a private range, /16 to /27")
-    for each in wish.admin_cidrs:
-        if _network(where, "lab_admin_cidrs", each).prefixlen == 0:
-            raise _wrong(
-                where,
-                f"lab_admin_cidrs has {each}, the whole internet",
-                "the networks that you log in from",
-            )
+    admins = [_network(where, "lab_admin_cidrs", each) for each in wish.admin_cidrs]
+    if any(each.prefixlen == 0 for each in collapse_addresses(admins)):
+        raise _wrong(
+            where,
+            f"lab_admin_cidrs has {', '.join(map(str, admins))}, the whole internet",
+            "the networks that you log in from",
+        )
     _check_tasks(wish, subnet, where)
     return wish
 

@@ -103,16 +103,19 @@ def _check_admins(variables: Mapping[str, Any]) -> None:
     do = "set lab_admin_cidrs to the networks that you log in from, e.g. [198.51.100.7/32]"
     if not isinstance(networks, list) or not networks:
         raise _WrongError(f"lab_admin_cidrs is {networks!r}", "a list of one network or more", do)
+    parsed: list[Any] = []
     for network in networks:
         try:
-            parsed = ipaddress.ip_network(str(network), strict=False)
+            parsed.append(ipaddress.ip_network(str(network), strict=False))
         except ValueError:
             raise _WrongError(
                 f"lab_admin_cidrs has {network!r}", "networks such as 198.51.100.0/24", do
             ) from None
-        if parsed.prefixlen == 0:
+    for version in (4, 6):
+        joined = ipaddress.collapse_addresses(each for each in parsed if each.version == version)
+        if any(each.prefixlen == 0 for each in joined):
             raise _WrongError(
-                f"lab_admin_cidrs has {network}, the whole internet",
+                f"lab_admin_cidrs has {', '.join(map(str, networks))}, the whole internet",
                 "the networks you log in from",
                 do,
             )
@@ -286,10 +289,17 @@ def _check_apart(machines: Iterable[Mapping[str, Any]]) -> None:
             )
 
 
-def lab_cloud_problems(variables: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with a lab's variables, with found, expected and do; empty when they can be used."""
+def lab_cloud_problems(variables: Mapping[str, Any], answer: str = "create") -> list[str]:
+    """Return what is wrong with a lab's variables, with found, expected and do; empty when they can be used.
+
+    Args:
+        variables: The lab's.
+        answer: What the playbook answers with: who only looks or removes needs no networks of administrators, so
+            that a lab whose files are lost can be found and removed.
+    """
     problems = []
-    for look in (lab_cloud_machines, _check_admins, _check_timer):
+    looks = (lab_cloud_machines, _check_admins, _check_timer)
+    for look in looks if answer in {"validate", "create"} else (lab_cloud_machines,):
         try:
             look(variables)
         except _WrongError as error:
