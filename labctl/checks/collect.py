@@ -248,12 +248,16 @@ def _visit(node: Node, executor: Executor, gpu: bool, ports: bool) -> _Visit:
     held = any(not each.is_listener for each in facts.holders)
     if node.task_index != 0 or node.ssh is None or busy or held or not ports:
         return _Visit(contact, facts)
-    return _Visit(contact, facts, listener=_listen(node, executor, root=facts.root))
+    # It must outlast the slowest of the other nodes' probes: they are asked at the same time.
+    seconds = LISTEN_S + (int(_GPU_PROBE_S) if gpu else 0)
+    return _Visit(
+        contact, facts, listener=_listen(node, executor, root=facts.root, seconds=seconds)
+    )
 
 
-def _listen(node: Node, executor: Executor, *, root: bool) -> ListenerFacts:
+def _listen(node: Node, executor: Executor, *, root: bool, seconds: int) -> ListenerFacts:
     """Open the client's port for a while: outside a run nothing listens there."""
-    request = {"kind": "listen", "port": node.tf_port, "seconds": LISTEN_S}
+    request = {"kind": "listen", "port": node.tf_port, "seconds": seconds}
     try:
         answer = probe(executor, "ports_probe", request, python=NODE_PYTHON, sudo=root)
         return listener_facts(answer)
@@ -265,7 +269,7 @@ def _listen(node: Node, executor: Executor, *, root: bool) -> ListenerFacts:
 
 def _close(executor: Executor, listener: ListenerFacts, *, root: bool) -> None:
     request = {"kind": "close", "pid": listener.pid, "start": listener.start}
-    # It ends by itself after LISTEN_S in any case.
+    # It ends by itself in any case.
     with suppress(FactsError, LabctlError):
         probe(executor, "ports_probe", request, python=NODE_PYTHON, sudo=root)
 

@@ -70,6 +70,7 @@ def extend(
     from labctl.console import out, out_json, say
     from labctl.drive.extend import check_hours
     from labctl.drive.extend import extend as put_off
+    from labctl.errors import RemoteCommandError
     from labctl.lab.home import Home
     from labctl.lab.model import LOOPBACK
     from labctl.playbook import load_lab
@@ -102,6 +103,15 @@ def extend(
             if each.error is None:
                 out(f"{each.node}  {listing.timer_text(each.deadline_unix_s, armed=each.armed)}")
     errors = [each.error for each in found if each.error is not None]
+    if idle := [each.node for each in found if each.error is None and not each.armed]:
+        errors.insert(
+            0,
+            RemoteCommandError(
+                f"the dead-man timer of {', '.join(idle)} does not run",
+                expected="a timer that powers the node off at its deadline",
+                do="labctl provision arms it again",
+            ),
+        )
     for error in errors[:-1]:
         say(f"labctl: {error}")
     if errors:

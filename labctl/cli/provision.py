@@ -77,7 +77,9 @@ def provision(
         folder = home.make_local_dir(name)
         phases = _phases(outcome, started_unix_s, home.content / "roles")
         lab_files.add_phases(folder, "provision", phases, [node.name for node in model.nodes])
-        lab_files.forget_baseline(folder)  # the rules of the network may be others now
+        lab_files.forget_baseline(
+            folder, keep_gpus=True
+        )  # the rules of the network may be others now
     return 0
 
 

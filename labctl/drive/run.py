@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from labctl import __version__
+from labctl.analysis.causes.device import products_on
 from labctl.analysis.explain import explain
 from labctl.drive import collect, push, start, stop
 from labctl.drive.baseline import better_than
@@ -361,12 +362,32 @@ def _finish(
         **collected,
         **_closing(session),
     )
-    beaten = _beaten(writer) if record.parameters.trace and record.outcome == "ok" else ()
-    if not beaten:
+    if record.outcome != "ok":
         return record
-    with suppress(OSError):
-        lab_files.forget_baseline(session.lab.local_dir, keep_gpus=True)
-    return writer.write(warnings=(*record.warnings, *beaten))
+    beaten = _beaten(writer) if record.parameters.trace else ()
+    if beaten:
+        with suppress(OSError):
+            lab_files.forget_baseline(session.lab.local_dir, keep_gpus=True)
+    more = (*_gave_way(writer), *beaten)
+    return writer.write(warnings=(*record.warnings, *more)) if more else record
+
+
+def _gave_way(writer: Writer) -> tuple[str, ...]:
+    """Return where products ran that were asked for on a GPU and allowed to run elsewhere."""
+    parameters = writer.record.parameters
+    if parameters.device != "gpu" or not parameters.soft_placement:
+        return ()
+    counts = products_on(explain(load(writer.folder, writer.record)))
+    if not counts:
+        return (
+            (
+                "a GPU was asked for with soft placement: without a traced step it is not known "
+                "where the products ran"
+            ),
+        )
+    elsewhere = sum(number for device, number in counts.items() if device != "GPU")
+    told = f"a GPU was asked for, and {elsewhere} of {sum(counts.values())} products of a step ran elsewhere"
+    return (f"{told}: soft placement gave way",) if elsewhere else ()
 
 
 def _beaten(writer: Writer) -> tuple[str, ...]:

@@ -407,6 +407,26 @@ def test_a_hidden_gpu_is_known_by_the_clients_own_variable() -> None:
     assert found.confidence == "high"
 
 
+def test_an_index_that_no_gpu_has_hides_all_of_them() -> None:
+    hello = event(wire.HELLO, 0.5, environment={"CUDA_VISIBLE_DEVICES": "7"})
+    words = "failed call to cuInit: CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected"
+    of = unable(hello, log=[words], nodes=nodes())
+    found = verdict("gpu-hidden", of)
+    assert (found.status, found.confidence) == ("found", "high")
+    assert found.evidence == (
+        "the client had CUDA_VISIBLE_DEVICES=7, and its node has 1, numbered from 0",
+    )
+    assert verdict("no-driver", of).status == "ruled_out"
+
+
+def test_libraries_of_a_system_toolkit_are_known_by_what_could_be_opened() -> None:
+    plain = tuple(
+        replace(node, versions={"tensorflow": "2.21.0", "driver": "580.95.05"}) for node in nodes()
+    )
+    assert all(node.cuda is not None and node.cuda.missing == () for node in plain)
+    assert verdict("cuda-libraries-missing", unable(nodes=plain)).status != "found"
+
+
 def test_a_gpu_that_is_listed_has_a_driver_whatever_the_kernel_shows() -> None:
     plain = tuple(
         replace(node, versions={"tensorflow": "2.21.0", "cuda": "12.5"}) for node in nodes()
@@ -414,7 +434,7 @@ def test_a_gpu_that_is_listed_has_a_driver_whatever_the_kernel_shows() -> None:
     hello = event(wire.HELLO, 0.5, driver=None)
     said = verdict("no-driver", on_gpu(nodes=plain, extra=[hello], trace=traced()))
     assert said.status == "ruled_out"
-    assert said.evidence == ("driver 580.95.05 is loaded",)
+    assert said.evidence[0] == "driver 580.95.05 is loaded"
 
 
 def test_a_healthy_gpu_run_has_no_fault_of_its_gpu_and_every_rule_speaks() -> None:

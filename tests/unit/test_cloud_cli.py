@@ -178,6 +178,18 @@ def test_extend_goes_on_where_a_node_does_not_answer(
     assert aws.labs.status("demo").deadline_unix_s == until
 
 
+def test_extend_of_a_timer_that_does_not_run_is_an_error(
+    aws: Worlds, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab = Lab("demo", (node(0),), None, "none", aws.home.local_dir("demo"))
+    monkeypatch.setattr("labctl.playbook.load_lab", lambda *_: lab)
+    said = json.dumps({"armed": False, "deadline_unix_s": START_S, "booted_unix_s": 1.0}).encode()
+    machine = FakeExecutor("tf0").on(["python3"], Reply(said))
+    monkeypatch.setattr("labctl.remote.connect.open_executor", lambda *_: machine)
+    assert run(["extend", "--lab", "demo", "--json"]) == 5
+    assert "timer of tf0 does not run" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("reply", "words"),
     [

@@ -188,7 +188,7 @@ def _libraries_missing(run: Explained) -> Verdict:
     without = [
         node.name
         for node in run.data.record.nodes
-        if node.versions.get("tensorflow") and not node.versions.get("cuda")
+        if node.cuda is None and node.versions.get("tensorflow") and not node.versions.get("cuda")
     ]
     if gpu_asked(run) and without and not products_on(run).get("GPU"):
         return cause.found(
@@ -208,6 +208,14 @@ def _driver_mismatch(run: Explained) -> Verdict:
 
 def _no_driver(run: Explained) -> Verdict:
     cause = NO_DRIVER
+    nodes = run.data.record.nodes
+    told = {gpu.driver for node in nodes for gpu in node.gpus if gpu.driver}
+    drivers = sorted(
+        told | {node.versions["driver"] for node in nodes if "driver" in node.versions}
+    )
+    loaded = f"driver {', '.join(drivers)} is loaded"
+    if gpu_asked(run) and all(node.gpus for node in nodes):  # whatever words TensorFlow has
+        return cause.ruled_out(loaded, "it listed a GPU of each node right before the run")
     said = by_words(
         run,
         cause,
@@ -223,13 +231,8 @@ def _no_driver(run: Explained) -> Verdict:
             [f"no NVIDIA driver is loaded on {', '.join(without)}"],
             remedy=_INSTALL_DRIVER,
         )
-    told = {gpu.driver for node in run.data.record.nodes for gpu in node.gpus if gpu.driver}
-    drivers = sorted(
-        told
-        | {node.versions["driver"] for node in run.data.record.nodes if "driver" in node.versions}
-    )
-    if gpu_asked(run) and len(drivers) > 0:
-        return cause.ruled_out(f"driver {', '.join(drivers)} is loaded")
+    if gpu_asked(run) and drivers:
+        return cause.ruled_out(loaded)
     return silent(run, cause) if gpu_asked(run) else cause.not_measured(*OF_SCRIPT)
 
 
@@ -264,6 +267,15 @@ def _hidden(run: Explained) -> Verdict:
     value = client_variable(run, VISIBLE)
     if value is not None and value.strip() in {"", "-1"}:
         return cause.found(None, [f"the client had {VISIBLE}={value}"], remedy=remedy)
+    count = len(devices(run).get(run.data.record.remote.node, ()))
+    numbers = [each.strip() for each in (value or "").split(",")]
+    # An index that is not there hides itself and all after it.
+    if count and numbers[0].isdecimal() and int(numbers[0]) >= count:
+        return cause.found(
+            None,
+            [f"the client had {VISIBLE}={value}, and its node has {count}, numbered from 0"],
+            remedy=remedy,
+        )
     if VISIBLE in run.data.record.parameters.environment and not products_on(run).get("GPU"):
         return cause.found(
             None,
